@@ -1,0 +1,44 @@
+// Engine: the loop thread between the API and the devices. Submit and Cancel from any thread; everything
+// else of a sequence's life happens on the loop thread. A step drains submissions and cancellations, asks
+// the scheduler for a batch, runs it, commits the result and pushes token events. It formats no text.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/clock.h"
+#include "base/metrics.h"
+#include "base/status.h"
+#include "request/request.h"
+
+namespace fathom::engine {
+
+// What the engine tells about itself; a consistent copy, taken by the loop thread once a step.
+struct EngineStats {
+  int num_running = 0;
+  int num_waiting = 0;
+  double kv_cache_usage = 0;  // 0..1
+  bool healthy = true;        // false once the loop has died
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  // Queues the request; its events go to `sink`. kUnavailable: the queue is full or the engine drains.
+  // kInvalidArgument: it could never fit (says the limit).
+  virtual Status Submit(request::Request request, std::shared_ptr<request::TokenSink> sink) = 0;
+
+  // Ends the request within a step; its sink gets kCancelled unless it had finished. Unknown ids: no-op.
+  virtual void Cancel(request::RequestId id) = 0;
+
+  // Refuses new requests, waits until the running ones have finished or `timeout` is over, then cancels.
+  virtual void Drain(Duration timeout) = 0;
+
+  virtual EngineStats Stats() const = 0;
+  virtual request::RequestId NextRequestId() = 0;
+  // The longest prompt plus output that one sequence may have.
+  virtual int64_t max_model_len() const = 0;
+};
+
+}  // namespace fathom::engine

@@ -1,0 +1,71 @@
+// KvLayout: where every byte of the KV cache is. Filled once from the config; host metadata only, a value.
+//
+// Two pools and a slot array:
+//  - A history block belongs to 256 tokens and holds, for every layer of the kind, 64 C4 entries, 64 index
+//    keys (ratio-4 layers) and 2 C128 entries. The three kinds of the same tokens live and die together, so
+//    one id names them; each kind is packed, none pays another's padding.
+//  - A window page holds the entries of 64 tokens for every layer (each layer has a 128-token window). A
+//    sequence keeps only the pages that its window and a rollback can still reach.
+//  - A state slot holds one running sequence's compressor state: never paged, FP32.
+// Inside a block or page one layer's entries are contiguous: kPaged584: all 576-byte token parts (448 FP8,
+// 64 BF16), then all 8-byte scale parts (7 ue8m0 and a zero). FP4 keys: all 64-byte codes, then all 4-byte
+// scales. FP8 keys: 128-byte codes, then FP32 scales. fp32 numerics: rows of 512 or 128 floats.
+// Byte offsets are 64-bit throughout.
+#pragma once
+
+#include <cstdint>
+
+#include "config/model_config.h"
+
+namespace fathom::kv_cache {
+
+inline constexpr int kBlockTokens = 256;
+inline constexpr int kWindowPageTokens = 64;
+// A sequence can be taken back by this many tokens without losing window or compressor state.
+inline constexpr int kMaxRollbackTokens = 8;
+
+enum class IndexKeyDType { kFp4, kFp8, kFp32 };
+
+// One kind of entry inside a history block or window page.
+struct EntryLayout {
+  int num_layers = 0;
+  int entries_per_layer = 0;  // in one block or page
+  int entry_bytes = 0;
+  int64_t offset = 0;         // of layer 0 inside the block or page
+  int64_t layer_bytes() const { return int64_t{entries_per_layer} * entry_bytes; }
+  int64_t layer_offset(int kind_layer) const { return offset + kind_layer * layer_bytes(); }
+};
+
+// Compressor state in a slot, per layer (see kernels/compressor): FP32 counts, not bytes.
+struct StateLayout {
+  int64_t c4_offset = 0;        // bytes, of C4 layer 0
+  int64_t c4_layer_bytes = 0;   // main and index compressor rows
+  int64_t c128_offset = 0;
+  int64_t c128_layer_bytes = 0;
+  int64_t slot_bytes = 0;
+};
+
+struct KvLayout {
+  EntryLayout c4, index, c128;  // in a history block
+  EntryLayout window;           // in a window page; layers, then draft blocks
+  int64_t block_bytes = 0;
+  int64_t window_page_bytes = 0;
+  StateLayout state;
+
+  // History bytes per token in the steady state (block_bytes / 256).
+  double bytes_per_token() const { return static_cast<double>(block_bytes) / kBlockTokens; }
+};
+
+KvLayout MakeKvLayout(const config::ModelConfig& config, config::Numerics numerics,
+                      IndexKeyDType index_dtype);
+
+// The index of `layer` among the layers of its kind (C4 or C128).
+int KindLayer(const config::ModelConfig& config, int layer);
+
+// The ring sizes of the compressor state (tokens): see StateLayout.
+// C4: entry j pools rows 4j-4..4j+3, so 8 rows reach back from any position, and 8 more for a rollback.
+inline constexpr int kC4StateRows = 16;
+// C128: rows not yet merged into the running (m, l, acc), because a rollback may still remove them.
+inline constexpr int kC128StateRows = 16;
+
+}  // namespace fathom::kv_cache

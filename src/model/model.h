@@ -1,0 +1,74 @@
+// DeepSeekV4: one device's share of the model. Knows layers, not requests. Forward is called by one thread
+// at a time (the worker's). Weights, workspace and KV cache are three lifetimes, owned separately.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/status.h"
+#include "config/model_config.h"
+#include "kv_cache/kv_layout.h"
+
+namespace fathom::device {
+class Device;
+class Stream;
+}  // namespace fathom::device
+
+namespace fathom::model {
+
+class Weights;
+
+// Base addresses of the pools, in the memory of the model's device.
+struct KvCacheView {
+  std::byte* blocks = nullptr;        // [num_blocks, layout.block_bytes]
+  std::byte* window_pages = nullptr;  // [num_window_pages, layout.window_page_bytes]
+  std::byte* state_slots = nullptr;   // [num_state_slots, layout.state.slot_bytes]
+};
+
+// One step's flattened batch, host memory. S sequences, T tokens; sequence s owns tokens
+// [cu_seqlens_q[s], cu_seqlens_q[s+1]), which stand at positions num_computed[s]...
+struct ForwardBatch {
+  std::span<const int32_t> token_ids;      // [T]
+  std::span<const int32_t> cu_seqlens_q;   // [S + 1]
+  std::span<const int32_t> num_computed;   // [S]
+  std::span<const int32_t> block_tables;   // [S, max_blocks], padded with -1
+  int max_blocks = 0;
+  std::span<const int32_t> window_tables;  // [S, max_window_pages], padded with -1
+  int max_window_pages = 0;
+  std::span<const int32_t> first_window_page;  // [S]
+  std::span<const int32_t> state_slots;        // [S]
+  std::span<const int32_t> logits_rows;        // token rows whose logits are wanted, ascending
+};
+
+// What a comparison with an oracle needs: the choices the model made. Host memory, filled when given.
+struct ChoiceRecorder {
+  virtual ~ChoiceRecorder() = default;
+  virtual void OnRouting(int layer, int token_row, std::span<const int32_t> expert_ids) = 0;
+  virtual void OnIndex(int layer, int token_row, std::span<const int32_t> entries) = 0;
+};
+
+struct ModelLimits {
+  int max_batched_tokens = 0;
+  int max_num_seqs = 0;
+  int64_t max_model_len = 0;
+};
+
+class DeepSeekV4 {
+ public:
+  virtual ~DeepSeekV4() = default;
+
+  // Runs the batch, updates the KV cache, and writes FP32 logits [logits_rows.size(), vocab_size] to
+  // `logits` (device memory). `recorder` may be null.
+  virtual void Forward(const ForwardBatch& batch, const KvCacheView& kv, float* logits,
+                       device::Stream& stream, ChoiceRecorder* recorder) = 0;
+};
+
+Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4(const config::ModelConfig& config,
+                                                   config::Numerics numerics,
+                                                   kv_cache::IndexKeyDType index_dtype,
+                                                   std::shared_ptr<const Weights> weights,
+                                                   const ModelLimits& limits,
+                                                   device::Device& device);
+
+}  // namespace fathom::model
