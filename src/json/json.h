@@ -83,6 +83,8 @@ std::string Dump(const Value& value);
 // As Python's json.dumps(ensure_ascii=False): ", " and ": " between, numbers as Python would print them after
 // reading them (1e10 -> 10000000000.0; integers exact), non-ASCII raw, C0 escapes \u00xx in lowercase.
 std::string DumpPython(const Value& value);
+// A finite double as Python's repr: shortest round trip, 1.0, 1e-07, 10000000000.0.
+std::string PythonFloat(double value);
 // The quoted, escaped form of a string, and that form without its quotes (for streamed fragments).
 std::string Quote(std::string_view text);
 std::string Escape(std::string_view text);
