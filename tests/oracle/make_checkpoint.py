@@ -2,7 +2,8 @@
 
 Initialised so that activations stay of order one through all layers and routing is close to
 uniform; every learned vector (norms, biases, sinks, position biases) is random, so that a kernel
-that ignores one is caught.
+that ignores one is caught. Every element follows from the tensor's name and the seed by integer
+arithmetic (`Recipe`), so that a test in another language can make the same file.
 
     python make_checkpoint.py --seed 3 --out /tmp/ckpt [--experts fp8] [--draft mtp|dspark]
 """
@@ -11,9 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
@@ -121,76 +125,125 @@ def with_draft(config: dict, draft: str) -> dict:
     return config
 
 
-def power_of_two_scale(amax: torch.Tensor, top: float) -> torch.Tensor:
-    """ue8m0 bytes of the smallest power of two s with amax / s <= top."""
-    exponent = torch.ceil(torch.log2(amax.double().clamp(min=2.0**-100) / top)).to(torch.int32)
-    return (exponent + 127).to(torch.uint8)
+GOLDEN_RATIO = 0x9E3779B97F4A7C15
+FP8_CODES = (24, 56)  # first magnitude code and how many: 2^-4 to 7.5
+FP8_RMS, FP4_RMS = 2.39, 2.93  # of the random codes
+SCALE_SPREAD_RMS = 2.65  # of a scale that is 1, 2 or 4
 
 
-class Writer:
-    def __init__(self, config: dict, seed: int):
+def random_words(seed: int, count: int) -> np.ndarray:
+    """Words 0..count-1 of the splitmix64 sequence of `seed`."""
+    with np.errstate(over="ignore"):
+        steps = np.arange(1, count + 1, dtype=np.uint64)
+        z = np.uint64(seed) + steps * np.uint64(GOLDEN_RATIO)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+def name_hash(name: str) -> int:
+    """FNV-1a, 64 bits."""
+    value = 0xCBF29CE484222325
+    for byte in name.encode():
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return value
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make one tensor; short enough to store where the tensor itself is too large.
+
+    Element i (row-major) comes from word u_i of splitmix64 seeded with FNV-1a(name) xor the seed:
+      BF16, F32  center + 2^spread * (2 * (u >> 48) - 65535) / 65536, exact in FP32, then rounded
+      F8_E4M3    sign u >> 63; magnitude code 24 + (u >> 32 & 0xffff) % 56
+      F8_E8M0    byte center + (u >> 32) % 3
+      I8         byte u >> 56
+      I64        [t, j]: ((u_t >> 32) % center + j) % center, so that a row has no duplicates
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    center: float = 0
+    spread: int = 0
+
+    def tensor(self, name: str, seed: int) -> torch.Tensor:
+        rows = self.shape[0] if self.dtype == "I64" else math.prod(self.shape)
+        words = random_words(name_hash(name) ^ seed, rows)
+        high = (words >> np.uint64(32)).astype(np.int64)
+        if self.dtype in ("BF16", "F32"):
+            k = (words >> np.uint64(48)).astype(np.float64)
+            value = self.center + 2.0**self.spread * (2 * k - 65535) / 65536
+            flat = torch.from_numpy(value.astype(np.float32))
+            flat = flat.to(torch.bfloat16) if self.dtype == "BF16" else flat
+        elif self.dtype == "F8_E4M3":
+            code = FP8_CODES[0] + (high & 0xFFFF) % FP8_CODES[1]
+            code |= (words >> np.uint64(63)).astype(np.int64) << 7
+            flat = torch.from_numpy(code.astype(np.uint8)).view(torch.float8_e4m3fn)
+        elif self.dtype == "F8_E8M0":
+            flat = torch.from_numpy((int(self.center) + high % 3).astype(np.uint8))
+            flat = flat.view(torch.float8_e8m0fnu)
+        elif self.dtype == "I8":
+            flat = torch.from_numpy((words >> np.uint64(56)).astype(np.uint8)).view(torch.int8)
+        else:
+            count = int(self.center)
+            flat = torch.from_numpy((high[:, None] % count + np.arange(self.shape[1])) % count)
+        return flat.reshape(self.shape)
+
+
+def log2_nearest(x: float) -> int:
+    return round(math.log2(x))
+
+
+class Recipes:
+    """The recipes of all tensors of a config, by name, in the order of writing."""
+
+    def __init__(self, config: dict):
         self.config = config
-        self.generator = torch.Generator().manual_seed(seed)
-        self.tensors: dict[str, torch.Tensor] = {}
+        self.all: dict[str, Recipe] = {}
 
-    def normal(self, *shape: int, std: float = 1.0) -> torch.Tensor:
-        return torch.randn(shape, generator=self.generator) * std
-
-    def bf16(self, name: str, value: torch.Tensor) -> None:
-        self.tensors[name] = value.to(torch.bfloat16)
-
-    def fp32(self, name: str, value: torch.Tensor) -> None:
-        self.tensors[name] = value.float()
+    def vector(self, name: str, *shape: int, dtype: str = "F32", center=0.0, spread=-1) -> None:
+        self.all[name] = Recipe(dtype, shape, center, spread)
 
     def norm(self, name: str, width: int) -> None:
-        self.bf16(name + ".weight", 1 + self.normal(width, std=0.2))
+        self.vector(name + ".weight", width, dtype="BF16", center=1.0, spread=-2)
 
-    def fp8(self, name: str, rows: int, cols: int, gain: float = 1.0) -> None:
-        value = self.normal(rows, cols, std=gain * cols**-0.5)
-        # Blocks of different magnitude, so that a scale taken from the wrong block shows.
-        value *= torch.exp2(self.normal(-(-rows // 128), -(-cols // 128), std=0.5)).repeat_interleave(
-            128, 0)[:rows].repeat_interleave(128, 1)[:, :cols]
-        padded = torch.zeros(-(-rows // 128) * 128, -(-cols // 128) * 128)
-        padded[:rows, :cols] = value
-        blocks = padded.reshape(padded.shape[0] // 128, 128, padded.shape[1] // 128, 128)
-        scale = power_of_two_scale(blocks.abs().amax((1, 3)), 448.0)
-        factor = torch.exp2(scale.float() - 127)[:, None, :, None]
-        quantized = (blocks / factor).reshape(padded.shape)[:rows, :cols].contiguous()
-        self.tensors[name + ".weight"] = quantized.clamp(-448, 448).to(torch.float8_e4m3fn)
-        self.tensors[name + ".scale"] = scale.view(torch.float8_e8m0fnu)
+    def matrix(self, name: str, rows: int, cols: int, dtype: str = "BF16", gain: float = 1) -> None:
+        """A product with inputs of size one gives outputs of about the size `gain`."""
+        self.vector(name, rows, cols, dtype=dtype,
+                    spread=log2_nearest(gain * math.sqrt(3 / cols)))
 
-    def fp4(self, name: str, rows: int, cols: int, gain: float = 1.0) -> None:
-        value = self.normal(rows, cols // 32, 32, std=gain * cols**-0.5)
-        scale = power_of_two_scale(value.abs().amax(-1), 6.0)
-        ratio = value / torch.exp2(scale.float() - 127)[..., None]
-        grid = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-        code = (ratio.abs()[..., None] - grid).abs().argmin(-1).to(torch.uint8)
-        code |= (ratio < 0).to(torch.uint8) << 3
-        code = code.reshape(rows, cols // 2, 2)
-        self.tensors[name + ".weight"] = (code[..., 0] | (code[..., 1] << 4)).view(torch.int8)
-        self.tensors[name + ".scale"] = scale.view(torch.float8_e8m0fnu)
+    def quantized(self, name: str, kind: str, rows: int, cols: int, gain: float = 1) -> None:
+        fp8 = kind == "fp8"
+        self.all[name + ".weight"] = (
+            Recipe("F8_E4M3", (rows, cols)) if fp8 else Recipe("I8", (rows, cols // 2)))
+        size = (FP8_RMS if fp8 else FP4_RMS) * SCALE_SPREAD_RMS
+        shape = (-(-rows // 128), -(-cols // 128)) if fp8 else (rows, cols // 32)
+        self.all[name + ".scale"] = Recipe(
+            "F8_E8M0", shape, 127 + log2_nearest(gain * cols**-0.5 / size))
+
+    def fp8(self, name: str, rows: int, cols: int, gain: float = 1) -> None:
+        self.quantized(name, "fp8", rows, cols, gain)
 
     def expert(self, name: str, rows: int, cols: int, gain: float) -> None:
-        write = self.fp8 if self.config.get("expert_dtype", "fp4") == "fp8" else self.fp4
-        write(name, rows, cols, gain)
+        self.quantized(name, self.config.get("expert_dtype", "fp4"), rows, cols, gain)
 
     def hyper_connection(self, name: str) -> None:
         flat = STREAMS * self.config["hidden_size"]
-        self.fp32(name + "_fn", self.normal(24, flat, std=flat**-0.5))
-        self.fp32(name + "_base", self.normal(24, std=0.5))
-        self.fp32(name + "_scale", 0.5 + self.normal(3, std=0.1).abs())
+        self.matrix(name + "_fn", 24, flat, dtype="F32")
+        self.vector(name + "_base", 24, spread=0)
+        self.vector(name + "_scale", 3, center=0.5, spread=-3)
 
     def head_mix(self, prefix: str) -> None:
         flat = STREAMS * self.config["hidden_size"]
-        self.fp32(prefix + "hc_head_fn", self.normal(STREAMS, flat, std=flat**-0.5))
-        self.fp32(prefix + "hc_head_base", self.normal(STREAMS, std=0.5))
-        self.fp32(prefix + "hc_head_scale", 0.5 + self.normal(1, std=0.1).abs())
+        self.matrix(prefix + "hc_head_fn", STREAMS, flat, dtype="F32")
+        self.vector(prefix + "hc_head_base", STREAMS, spread=0)
+        self.vector(prefix + "hc_head_scale", 1, center=0.5, spread=-3)
 
     def compressor(self, name: str, width: int, ratio: int) -> None:
         hidden, columns = self.config["hidden_size"], width * (2 if ratio == 4 else 1)
-        self.fp32(name + ".ape", self.normal(ratio, columns, std=0.5))
-        self.bf16(name + ".wkv.weight", self.normal(columns, hidden, std=hidden**-0.5))
-        self.bf16(name + ".wgate.weight", self.normal(columns, hidden, std=hidden**-0.5))
+        self.vector(name + ".ape", ratio, columns, spread=0)
+        self.matrix(name + ".wkv.weight", columns, hidden)
+        self.matrix(name + ".wgate.weight", columns, hidden)
         self.norm(name + ".norm", width)
 
     def attention(self, name: str, ratio: int) -> None:
@@ -204,24 +257,23 @@ class Writer:
         self.norm(name + ".kv_norm", HEAD_DIM)
         self.fp8(name + ".wo_a", groups * out_rank, heads // groups * HEAD_DIM, gain=2.0)
         self.fp8(name + ".wo_b", hidden, groups * out_rank)
-        self.fp32(name + ".attn_sink", self.normal(heads))
+        self.vector(name + ".attn_sink", heads, spread=1)
         if ratio:
             self.compressor(name + ".compressor", HEAD_DIM, ratio)
         if ratio == 4:
             self.fp8(name + ".indexer.wq_b", c["index_n_heads"] * INDEX_DIM, rank)
-            self.bf16(name + ".indexer.weights_proj.weight",
-                      self.normal(c["index_n_heads"], hidden, std=hidden**-0.5))
+            self.matrix(name + ".indexer.weights_proj.weight", c["index_n_heads"], hidden)
             self.compressor(name + ".indexer.compressor", INDEX_DIM, 4)
 
     def experts(self, name: str, hashed: bool) -> None:
         c = self.config
         hidden, inter, count = c["hidden_size"], c["moe_intermediate_size"], c["n_routed_experts"]
-        self.bf16(name + ".gate.weight", self.normal(count, hidden, std=hidden**-0.5))
+        self.matrix(name + ".gate.weight", count, hidden)
         if hashed:
-            order = torch.rand(c["vocab_size"], count, generator=self.generator).argsort(1)
-            self.tensors[name + ".gate.tid2eid"] = order[:, : c["num_experts_per_tok"]].contiguous()
+            self.all[name + ".gate.tid2eid"] = Recipe(
+                "I64", (c["vocab_size"], c["num_experts_per_tok"]), count)
         else:
-            self.fp32(name + ".gate.bias", self.normal(count, std=0.1))
+            self.vector(name + ".gate.bias", count, spread=-3)
         for e in range(count):
             self.expert(f"{name}.experts.{e}.w1", inter, hidden, 1.0)
             self.expert(f"{name}.experts.{e}.w3", inter, hidden, 1.0)
@@ -257,33 +309,33 @@ class Writer:
         last = f"mtp.{stages - 1}."
         self.norm(last + "norm", hidden)
         self.head_mix(last)
-        self.bf16(last + "markov_head.markov_w1.weight", self.normal(vocab, rank))
-        self.bf16(last + "markov_head.markov_w2.weight", self.normal(vocab, rank, std=rank**-0.5))
-        self.fp32(last + "confidence_head.proj.weight",
-                  self.normal(1, hidden + rank, std=(hidden + rank) ** -0.5))
+        self.vector(last + "markov_head.markov_w1.weight", vocab, rank, dtype="BF16", spread=1)
+        self.matrix(last + "markov_head.markov_w2.weight", vocab, rank)
+        self.matrix(last + "confidence_head.proj.weight", 1, hidden + rank, "F32", gain=0.1)
 
-    def model(self) -> dict[str, torch.Tensor]:
+    def model(self) -> dict[str, Recipe]:
         c = self.config
         hidden, vocab, layers = c["hidden_size"], c["vocab_size"], c["num_hidden_layers"]
-        self.bf16("embed.weight", self.normal(vocab, hidden))
+        self.vector("embed.weight", vocab, hidden, dtype="BF16", spread=1)
         for n in range(layers):
             self.block(f"layers.{n}", c["compress_ratios"][n], n < c["num_hash_layers"])
         self.head_mix("")
         self.norm("norm", hidden)
-        self.bf16("head.weight", self.normal(vocab, hidden, std=hidden**-0.5))
+        self.matrix("head.weight", vocab, hidden)
         stages = len(c["compress_ratios"]) - layers
         if "dspark_block_size" in c:
             self.dspark(stages)
         elif stages:
             self.mtp()
-        return self.tensors
+        return self.all
 
 
 def make_checkpoint(config: dict, seed: int, folder: str | Path, shards: int = 1) -> Path:
     """Writes config.json and the tensors; `shards` > 1 also writes the index file."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = Writer(config, seed).model()
+    recipes = Recipes(config).model()
+    tensors = {name: recipe.tensor(name, seed) for name, recipe in recipes.items()}
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     if shards == 1:
         save_file(tensors, folder / "model.safetensors")
