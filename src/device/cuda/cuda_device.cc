@@ -1,0 +1,127 @@
+// The CUDA runtime as a device (cudart is linked statically; the driver is found at run time).
+#include <cuda_runtime.h>
+#include <fmt/format.h>
+
+#include "device/device.h"
+
+namespace fathom::device {
+namespace {
+
+Status CudaError(const char* what, cudaError_t error) {
+  (void)cudaGetLastError();  // a non-sticky error must not be reported again by the next call
+  return DeviceError(
+      fmt::format("{} failed: {} ({})", what, cudaGetErrorString(error), cudaGetErrorName(error)));
+}
+
+#define RETURN_IF_CUDA_ERROR(what, expr)                            \
+  do {                                                              \
+    if (const cudaError_t error_ = (expr); error_ != cudaSuccess) { \
+      return CudaError(what, error_);                               \
+    }                                                               \
+  } while (false)
+
+class CudaStream final : public Stream {
+ public:
+  explicit CudaStream(cudaStream_t stream) : stream_(stream) {}
+  ~CudaStream() override { cudaStreamDestroy(stream_); }
+
+  DeviceKind kind() const override { return DeviceKind::kCuda; }
+  ThreadPool& thread_pool() override {
+    CheckFailed(__FILE__, __LINE__, "a CUDA stream has no pool");
+  }
+  void* native_handle() const override { return stream_; }
+  Status Copy(void* destination, const void* source, int64_t bytes) override {
+    RETURN_IF_CUDA_ERROR("cudaMemcpyAsync",
+                         cudaMemcpyAsync(destination, source, static_cast<size_t>(bytes),
+                                         cudaMemcpyDefault, stream_));
+    return OkStatus();
+  }
+  Status Synchronize() override {
+    RETURN_IF_CUDA_ERROR("cudaStreamSynchronize", cudaStreamSynchronize(stream_));
+    return OkStatus();
+  }
+
+ private:
+  cudaStream_t stream_;
+};
+
+class CudaDevice final : public Device, private Buffer::Deleter {
+ public:
+  CudaDevice(int index, std::string name) : index_(index), name_(std::move(name)) {}
+
+  DeviceKind kind() const override { return DeviceKind::kCuda; }
+  std::string name() const override { return name_; }
+
+  Result<Buffer> Allocate(int64_t bytes) override {
+    CHECK_GE(bytes, 0);
+    if (bytes == 0) return Buffer();
+    RETURN_IF_CUDA_ERROR("cudaSetDevice", cudaSetDevice(index_));
+    void* data = nullptr;
+    const cudaError_t error = cudaMalloc(&data, static_cast<size_t>(bytes));
+    if (error == cudaErrorMemoryAllocation) {
+      (void)cudaGetLastError();
+      return OutOfMemory(fmt::format("cannot allocate {} bytes on GPU {} ({}): {} bytes are free",
+                                     bytes, index_, name_, free_memory_bytes()));
+    }
+    RETURN_IF_CUDA_ERROR("cudaMalloc", error);
+    Buffer buffer(static_cast<std::byte*>(data), bytes, this);
+    RETURN_IF_CUDA_ERROR("cudaMemset", cudaMemset(data, 0, static_cast<size_t>(bytes)));
+    return buffer;
+  }
+
+  Result<std::unique_ptr<Stream>> MakeStream() override {
+    RETURN_IF_CUDA_ERROR("cudaSetDevice", cudaSetDevice(index_));
+    cudaStream_t stream = nullptr;
+    RETURN_IF_CUDA_ERROR("cudaStreamCreate",
+                         cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return std::unique_ptr<Stream>(std::make_unique<CudaStream>(stream));
+  }
+
+  int64_t total_memory_bytes() const override { return MemoryInfo().second; }
+  int64_t free_memory_bytes() const override { return MemoryInfo().first; }
+
+ private:
+  void Free(std::byte* data, int64_t) override {
+    cudaSetDevice(index_);
+    cudaFree(data);
+  }
+
+  std::pair<int64_t, int64_t> MemoryInfo() const {
+    size_t free = 0, total = 0;
+    if (cudaSetDevice(index_) != cudaSuccess || cudaMemGetInfo(&free, &total) != cudaSuccess)
+      return {0, 0};
+    return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
+  }
+
+  int index_;
+  std::string name_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Device>> MakeCudaDevice(int index) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver) {
+    (void)cudaGetLastError();
+    return DeviceError(fmt::format(
+        "no usable GPU: {}; a driver for CUDA {}.{} or newer is needed, or --device cpu",
+        cudaGetErrorString(error), CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10));
+  }
+  RETURN_IF_CUDA_ERROR("cudaGetDeviceCount", error);
+  if (index < 0 || index >= count) {
+    return DeviceError(
+        fmt::format("GPU {} does not exist: {} found, numbered from 0", index, count));
+  }
+  cudaDeviceProp properties{};
+  RETURN_IF_CUDA_ERROR("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, index));
+  if (properties.major != 9 || properties.minor != 0) {
+    return DeviceError(
+        fmt::format("GPU {} ({}) is compute capability {}.{}: this binary has code for 9.0 only",
+                    index, properties.name, properties.major, properties.minor));
+  }
+  RETURN_IF_CUDA_ERROR("cudaSetDevice", cudaSetDevice(index));
+  return std::unique_ptr<Device>(std::make_unique<CudaDevice>(index, properties.name));
+}
+
+}  // namespace fathom::device
