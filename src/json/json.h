@@ -16,6 +16,7 @@ namespace fathom::json {
 struct ParseLimits {
   int max_depth = 128;
   int64_t max_nodes = 50'000'000;
+  bool unique_keys = false;  // refuse duplicate keys instead of taking the last
 };
 
 class Value;

@@ -35,6 +35,11 @@ TEST(Json, OfDuplicateKeysTheFirstPlaceAndTheLastValueStay) {
   EXPECT_EQ(Dump(MustParse(R"({"a":1,"b":2,"a":3,"c":4,"b":5})")), R"({"a":3,"b":5,"c":4})");
 }
 
+TEST(Json, RefusesDuplicateKeysWhereTheCallerAsksForUniqueOnes) {
+  EXPECT_FALSE(Parse(R"({"a":1,"b":{"c":1,"c":1}})", {.unique_keys = true}).ok());
+  EXPECT_TRUE(Parse(R"({"a":1,"b":{"a":1}})", {.unique_keys = true}).ok());
+}
+
 TEST(Json, RefusesWhatIsNotJson) {
   for (const char* text : {"", "{", "[1,]", "{\"a\":}", "nul", "1 2", "NaN", "Infinity", "\"\\ud83d\"",
                            "\"\\udc00\"", "\"\xff\"", "01", "'a'", "[1] x", "// c\n1", "1e99999"}) {

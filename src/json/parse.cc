@@ -14,8 +14,8 @@ namespace {
 
 namespace bj = boost::json;
 
-// Of duplicate keys the first position and the last value stay.
-void MergeDuplicateKeys(std::vector<Member>* members) {
+// Of duplicate keys the first position and the last value stay. Whether there were any.
+bool MergeDuplicateKeys(std::vector<Member>* members) {
   std::unordered_map<std::string_view, size_t> first;
   first.reserve(members->size());
   std::vector<size_t> target(members->size());
@@ -25,7 +25,7 @@ void MergeDuplicateKeys(std::vector<Member>* members) {
     target[i] = it->second;
     any = any || !inserted;
   }
-  if (!any) return;
+  if (!any) return false;
   std::vector<Member> merged;
   std::vector<size_t> position(members->size());
   for (size_t i = 0; i < members->size(); ++i) {
@@ -37,6 +37,7 @@ void MergeDuplicateKeys(std::vector<Member>* members) {
     }
   }
   *members = std::move(merged);
+  return true;
 }
 
 // basic_parser's handler. One frame per open array or object.
@@ -48,7 +49,10 @@ class Builder {
   static constexpr size_t max_string_size = static_cast<size_t>(-1);
 
   Value TakeRoot() { return std::move(root_); }
-  void set_max_nodes(int64_t n) { nodes_left_ = n; }
+  void set_limits(const ParseLimits& limits) {
+    nodes_left_ = limits.max_nodes;
+    unique_keys_ = limits.unique_keys;
+  }
   const char* failure() const { return failure_; }
 
   bool on_document_begin(bj::error_code&) { return true; }
@@ -60,7 +64,9 @@ class Builder {
   bool on_object_end(size_t, bj::error_code& error) {
     Value object = std::move(frames_.back().value);
     frames_.pop_back();
-    if (object.members().size() > 1) MergeDuplicateKeys(&object.members());
+    if (object.members().size() > 1 && MergeDuplicateKeys(&object.members()) && unique_keys_) {
+      return Fail("a key stands twice in one object", error);
+    }
     return Add(std::move(object), error);
   }
   bool on_array_begin(bj::error_code&) {
@@ -135,6 +141,7 @@ class Builder {
   std::string text_;
   Value root_;
   int64_t nodes_left_ = 0;
+  bool unique_keys_ = false;
   const char* failure_ = nullptr;
 };
 
@@ -144,7 +151,7 @@ Result<Value> Parse(std::string_view text, const ParseLimits& limits) {
   bj::parse_options options;
   options.max_depth = static_cast<size_t>(limits.max_depth);
   bj::basic_parser<Builder> parser(options);
-  parser.handler().set_max_nodes(limits.max_nodes);
+  parser.handler().set_limits(limits);
   bj::error_code error;
   const size_t consumed = parser.write_some(false, text.data(), text.size(), error);
   if (!error && consumed < text.size()) error = bj::error::extra_data;
