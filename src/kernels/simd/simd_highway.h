@@ -1,0 +1,376 @@
+// The loops of simd.h in Highway, compiled once per instruction set: a source file that is compiled
+// with that set's flags includes this one. Everything here has internal linkage and calls nothing
+// but Highway's always-inlined operations, so no function compiled for a newer processor can be
+// linked in elsewhere.
+#pragma once
+
+#define HWY_COMPILE_ONLY_STATIC
+#define HWY_DISABLE_PCLMUL_AES  // not used: need not be there
+#include <hwy/highway.h>
+
+#include "kernels/simd/simd.h"
+
+namespace fathom::kernels {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+#define FATHOM_UNROLL _Pragma("GCC unroll 16")
+
+using FloatTag = hn::CappedTag<float, 16>;
+using FloatVec = hn::Vec<FloatTag>;
+constexpr FloatTag kFloat;
+constexpr int kVecLanes = HWY_MAX_BYTES < 64 ? HWY_MAX_BYTES / 4 : 16;
+constexpr int kVecs = 16 / kVecLanes;  // registers that hold the 16 canonical lanes
+
+// The tile of accumulators that fits the registers.
+constexpr int kTileM = kVecs == 1 ? 4 : 1;
+constexpr int kTileN = 4;
+
+struct Float16Lanes {
+  FloatVec v[kVecs];
+};
+
+HWY_INLINE Float16Lanes LoadLanes(const float* p) {
+  Float16Lanes r;
+  FATHOM_UNROLL
+  for (int i = 0; i < kVecs; ++i) r.v[i] = hn::LoadU(kFloat, p + i * kVecLanes);
+  return r;
+}
+
+HWY_INLINE void StoreLanes(const Float16Lanes& x, float* p) {
+  FATHOM_UNROLL
+  for (int i = 0; i < kVecs; ++i) hn::StoreU(x.v[i], kFloat, p + i * kVecLanes);
+}
+
+HWY_INLINE Float16Lanes WidenBFloat16(const uint16_t* p) {
+  const hn::Rebind<uint16_t, FloatTag> u16;
+  const hn::Rebind<uint32_t, FloatTag> u32;
+  Float16Lanes r;
+  FATHOM_UNROLL
+  for (int i = 0; i < kVecs; ++i) {
+    const auto bits = hn::PromoteTo(u32, hn::LoadU(u16, p + i * kVecLanes));
+    r.v[i] = hn::BitCast(kFloat, hn::ShiftLeft<16>(bits));
+  }
+  return r;
+}
+
+// An e4m3 code's exponent and mantissa, placed as FP16's, read 2^-8 of the value; subnormals fit
+// too.
+HWY_INLINE Float16Lanes WidenFp8(const uint8_t* p, float scale) {
+  const hn::Rebind<int8_t, FloatTag> i8;
+  const hn::Rebind<int16_t, FloatTag> i16;
+  const hn::Rebind<hwy::float16_t, FloatTag> f16;
+  const auto factor = hn::Set(kFloat, scale * 256.0f);
+  Float16Lanes r;
+  FATHOM_UNROLL
+  for (int i = 0; i < kVecs; ++i) {
+    const auto codes = hn::LoadU(i8, reinterpret_cast<const int8_t*>(p) + i * kVecLanes);
+    const auto shifted = hn::ShiftLeft<7>(hn::PromoteTo(i16, codes));
+    const auto bits = hn::And(shifted, hn::Set(i16, static_cast<int16_t>(0xbfff)));
+    r.v[i] = hn::Mul(hn::PromoteTo(kFloat, hn::BitCast(f16, bits)), factor);
+  }
+  return r;
+}
+
+// 8 bytes, 16 codes: a byte table gives twice the value as an integer.
+template <typename Tag = FloatTag>
+HWY_INLINE Float16Lanes WidenFp4(const uint8_t* p, float scale) {
+  alignas(16) static constexpr int8_t kTwiceValue[16] = {0, 1,  2,  3,  4,  6,  8,  12,
+                                                         0, -1, -2, -3, -4, -6, -8, -12};
+  const hn::FixedTag<uint8_t, 8> u8x8;
+  const hn::FixedTag<uint16_t, 8> u16x8;
+  const hn::FixedTag<int8_t, 16> i8x16;
+  const hn::Rebind<int8_t, Tag> i8;
+  const hn::Rebind<int32_t, Tag> i32;
+  const auto pairs = hn::PromoteTo(u16x8, hn::LoadU(u8x8, p));
+  const auto nibbles = hn::And(hn::Or(pairs, hn::ShiftLeft<4>(pairs)), hn::Set(u16x8, 0x0f0f));
+  const auto twice =
+      hn::TableLookupBytes(hn::Load(i8x16, kTwiceValue), hn::BitCast(i8x16, nibbles));
+  const auto factor = hn::Set(kFloat, scale * 0.5f);
+  Float16Lanes r;
+  if constexpr (kVecs == 1) {
+    r.v[0] = hn::Mul(hn::ConvertTo(kFloat, hn::PromoteTo(i32, twice)), factor);
+  } else {
+    const auto low = hn::LowerHalf(i8, twice);
+    const auto high = hn::UpperHalf(i8, twice);
+    r.v[0] = hn::Mul(hn::ConvertTo(kFloat, hn::PromoteTo(i32, low)), factor);
+    r.v[kVecs - 1] = hn::Mul(hn::ConvertTo(kFloat, hn::PromoteTo(i32, high)), factor);
+  }
+  return r;
+}
+
+// 2^(byte - 127), as base/float_types.h.
+HWY_INLINE float ScaleValue(uint8_t byte) {
+  const uint32_t bits = byte == 0 ? 0x00400000u : uint32_t{byte} << 23;
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// Rows of a weight matrix, from first_row; Load gives 16 values of row j from column k.
+struct FloatRows {
+  FloatRows(const float* rows, int64_t cols) : data(rows), stride(cols) {}
+  FloatRows(const WeightMatrix& w, int64_t first_row)
+      : FloatRows(reinterpret_cast<const float*>(w.data) + first_row * w.cols, w.cols) {}
+  HWY_INLINE Float16Lanes Load(int j, int64_t k) const { return LoadLanes(data + j * stride + k); }
+  HWY_INLINE Float16Lanes LoadTail(int j, int64_t k, int64_t count) const {
+    float padded[16] = {};
+    __builtin_memcpy(padded, data + j * stride + k, static_cast<size_t>(count) * sizeof(float));
+    return LoadLanes(padded);
+  }
+  const float* data;
+  int64_t stride;
+};
+
+struct BFloat16Rows {
+  BFloat16Rows(const WeightMatrix& w, int64_t first_row)
+      : data(reinterpret_cast<const uint16_t*>(w.data) + first_row * w.cols), stride(w.cols) {}
+  HWY_INLINE Float16Lanes Load(int j, int64_t k) const {
+    return WidenBFloat16(data + j * stride + k);
+  }
+  HWY_INLINE Float16Lanes LoadTail(int j, int64_t k, int64_t count) const {
+    uint16_t padded[16] = {};
+    __builtin_memcpy(padded, data + j * stride + k, static_cast<size_t>(count) * sizeof(uint16_t));
+    return WidenBFloat16(padded);
+  }
+  const uint16_t* data;
+  int64_t stride;
+};
+
+struct Fp8Rows {
+  Fp8Rows(const WeightMatrix& w, int64_t row)
+      : data(reinterpret_cast<const uint8_t*>(w.data) + row * w.cols),
+        stride(w.cols),
+        scales(w.scales),
+        scale_stride((w.cols + 127) / 128),
+        first_row(row) {}
+  HWY_INLINE Float16Lanes Load(int j, int64_t k) const {
+    const uint8_t scale = scales[(first_row + j) / 128 * scale_stride + k / 128];
+    return WidenFp8(data + j * stride + k, ScaleValue(scale));
+  }
+  // The columns of quantized weights are a multiple of 16.
+  HWY_INLINE Float16Lanes LoadTail(int j, int64_t k, int64_t) const { return Load(j, k); }
+  const uint8_t* data;
+  int64_t stride;
+  const uint8_t* scales;
+  int64_t scale_stride;
+  int64_t first_row;
+};
+
+struct Fp4Rows {
+  Fp4Rows(const WeightMatrix& w, int64_t first_row)
+      : data(reinterpret_cast<const uint8_t*>(w.data) + first_row * (w.cols / 2)),
+        stride(w.cols / 2),
+        scales(w.scales + first_row * (w.cols / 32)),
+        scale_stride(w.cols / 32) {}
+  HWY_INLINE Float16Lanes Load(int j, int64_t k) const {
+    return WidenFp4(data + j * stride + k / 2, ScaleValue(scales[j * scale_stride + k / 32]));
+  }
+  HWY_INLINE Float16Lanes LoadTail(int j, int64_t k, int64_t) const { return Load(j, k); }
+  const uint8_t* data;
+  int64_t stride;
+  const uint8_t* scales;
+  int64_t scale_stride;
+};
+
+using Vec4 = hn::Vec<hn::FixedTag<float, 4>>;
+
+// The first two steps of the fixed tree: 16 lanes to 4.
+template <typename Lanes>
+HWY_INLINE Vec4 ReduceTo4(const Lanes& x) {
+  const hn::FixedTag<float, 8> d8;
+  const hn::FixedTag<float, 4> d4;
+  if constexpr (kVecs == 1) {
+    const auto sum8 = hn::Add(hn::LowerHalf(d8, x.v[0]), hn::UpperHalf(d8, x.v[0]));
+    return hn::Add(hn::LowerHalf(d4, sum8), hn::UpperHalf(d4, sum8));
+  } else {
+    const auto sum8 = hn::Add(x.v[0], x.v[kVecs - 1]);
+    return hn::Add(hn::LowerHalf(d4, sum8), hn::UpperHalf(d4, sum8));
+  }
+}
+
+// The last two steps, for four sums at once.
+HWY_INLINE Vec4 Reduce4(Vec4 a, Vec4 b, Vec4 c, Vec4 e) {
+  const hn::FixedTag<float, 4> d4;
+  const Vec4 ab = hn::Add(hn::ConcatLowerLower(d4, b, a), hn::ConcatUpperUpper(d4, b, a));
+  const Vec4 ce = hn::Add(hn::ConcatLowerLower(d4, e, c), hn::ConcatUpperUpper(d4, e, c));
+  return hn::Add(hn::ConcatEven(d4, ce, ab), hn::ConcatOdd(d4, ce, ab));
+}
+
+template <int kN>
+HWY_INLINE void StoreSums(const Float16Lanes* sums, float* y) {
+  const hn::FixedTag<float, 4> d4;
+  if constexpr (kN == 4) {
+    hn::StoreU(
+        Reduce4(ReduceTo4(sums[0]), ReduceTo4(sums[1]), ReduceTo4(sums[2]), ReduceTo4(sums[3])), d4,
+        y);
+  } else {
+    static_assert(kN == 1);
+    const Vec4 a = ReduceTo4(sums[0]);
+    *y = hn::GetLane(Reduce4(a, a, a, a));
+  }
+}
+
+template <int kM, int kN, typename Rows>
+HWY_INLINE void DotTile(const float* x, int64_t x_stride, const Rows& w, int row, int64_t size,
+                        float* y, int64_t y_stride) {
+  Float16Lanes sums[kM][kN];
+  FATHOM_UNROLL
+  for (int i = 0; i < kM; ++i) {
+    FATHOM_UNROLL
+    for (int j = 0; j < kN; ++j) {
+      FATHOM_UNROLL
+      for (int l = 0; l < kVecs; ++l) sums[i][j].v[l] = hn::Zero(kFloat);
+    }
+  }
+  const auto accumulate = [&](const Float16Lanes* a, const Float16Lanes* b) HWY_ATTR {
+    FATHOM_UNROLL
+    for (int i = 0; i < kM; ++i) {
+      FATHOM_UNROLL
+      for (int j = 0; j < kN; ++j) {
+        FATHOM_UNROLL
+        for (int l = 0; l < kVecs; ++l) {
+          sums[i][j].v[l] = hn::MulAdd(a[i].v[l], b[j].v[l], sums[i][j].v[l]);
+        }
+      }
+    }
+  };
+  int64_t k = 0;
+  for (; k + 16 <= size; k += 16) {
+    Float16Lanes a[kM], b[kN];
+    FATHOM_UNROLL
+    for (int j = 0; j < kN; ++j) b[j] = w.Load(row + j, k);
+    FATHOM_UNROLL
+    for (int i = 0; i < kM; ++i) a[i] = LoadLanes(x + i * x_stride + k);
+    accumulate(a, b);
+  }
+  if (k < size) {
+    Float16Lanes a[kM], b[kN];
+    const FloatRows x_rows(x, x_stride);
+    for (int j = 0; j < kN; ++j) b[j] = w.LoadTail(row + j, k, size - k);
+    for (int i = 0; i < kM; ++i) a[i] = x_rows.LoadTail(i, k, size - k);
+    accumulate(a, b);
+  }
+  FATHOM_UNROLL
+  for (int i = 0; i < kM; ++i) StoreSums<kN>(sums[i], y + i * y_stride);
+}
+
+template <int kM, typename Rows>
+HWY_INLINE void DotRows(const DotBlock& b, const Rows& w, int i) {
+  const float* x = b.x + i * b.x_stride;
+  float* y = b.y + i * b.y_stride;
+  int j = 0;
+  for (; j + kTileN <= b.n; j += kTileN) {
+    DotTile<kM, kTileN>(x, b.x_stride, w, j, b.w.cols, y + j, b.y_stride);
+  }
+  for (; j < b.n; ++j) DotTile<kM, 1>(x, b.x_stride, w, j, b.w.cols, y + j, b.y_stride);
+}
+
+template <typename Rows>
+void DotAll(const DotBlock& b, const Rows& w) {
+  int i = 0;
+  for (; i + kTileM <= b.m; i += kTileM) DotRows<kTileM>(b, w, i);
+  for (; i < b.m; ++i) DotRows<1>(b, w, i);
+}
+
+// Weights that are used often are widened once.
+template <typename Rows>
+void DotWidened(const DotBlock& b, const Rows& w) {
+  if (b.panel == nullptr || b.m < 3 || b.w.cols % 16 != 0) {
+    DotAll(b, w);
+    return;
+  }
+  for (int j = 0; j < b.n; ++j) {
+    for (int64_t k = 0; k < b.w.cols; k += 16) StoreLanes(w.Load(j, k), b.panel + j * b.w.cols + k);
+  }
+  DotAll(b, FloatRows(b.panel, b.w.cols));
+}
+
+void RunDotBlock(const DotBlock& b) {
+  switch (b.w.dtype) {
+    case WeightDType::kF32:
+      return DotAll(b, FloatRows(b.w, b.first_row));
+    case WeightDType::kBF16:
+      return DotWidened(b, BFloat16Rows(b.w, b.first_row));
+    case WeightDType::kFp8:
+      return DotWidened(b, Fp8Rows(b.w, b.first_row));
+    case WeightDType::kFp4:
+      return DotWidened(b, Fp4Rows(b.w, b.first_row));
+  }
+}
+
+float Dot(const float* a, const float* b, int64_t size) {
+  float y;
+  DotTile<1, 1>(a, 0, FloatRows(b, 0), 0, size, &y, 0);
+  return y;
+}
+
+template <int kM, int kC>
+HWY_INLINE void SumTile(const WeightedSum& s, int i0, int c0) {
+  Float16Lanes sums[kM][kC];
+  FATHOM_UNROLL
+  for (int i = 0; i < kM; ++i) {
+    FATHOM_UNROLL
+    for (int c = 0; c < kC; ++c) sums[i][c] = LoadLanes(s.o + (i0 + i) * s.o_stride + c0 + c * 16);
+  }
+  for (int j = 0; j < s.n; ++j) {
+    Float16Lanes v[kC];
+    FATHOM_UNROLL
+    for (int c = 0; c < kC; ++c) v[c] = LoadLanes(s.v + j * s.v_stride + c0 + c * 16);
+    FATHOM_UNROLL
+    for (int i = 0; i < kM; ++i) {
+      const FloatVec p = hn::Set(kFloat, s.p[(i0 + i) * s.p_stride + j]);
+      FATHOM_UNROLL
+      for (int c = 0; c < kC; ++c) {
+        FATHOM_UNROLL
+        for (int l = 0; l < kVecs; ++l) sums[i][c].v[l] = hn::MulAdd(p, v[c].v[l], sums[i][c].v[l]);
+      }
+    }
+  }
+  FATHOM_UNROLL
+  for (int i = 0; i < kM; ++i) {
+    FATHOM_UNROLL
+    for (int c = 0; c < kC; ++c) StoreLanes(sums[i][c], s.o + (i0 + i) * s.o_stride + c0 + c * 16);
+  }
+}
+
+template <int kM>
+HWY_INLINE void SumRows(const WeightedSum& s, int i) {
+  constexpr int kC = kVecs == 1 ? 4 : 2;
+  int c = 0;
+  for (; c + kC * 16 <= s.size; c += kC * 16) SumTile<kM, kC>(s, i, c);
+  for (; c < s.size; c += 16) SumTile<kM, 1>(s, i, c);
+}
+
+void RunWeightedSum(const WeightedSum& s) {
+  constexpr int kM = kVecs == 1 ? 4 : 2;
+  int i = 0;
+  for (; i + kM <= s.m; i += kM) SumRows<kM>(s, i);
+  for (; i < s.m; ++i) SumRows<1>(s, i);
+}
+
+void BFloat16ToFloat(const BFloat16* in, float* out, int64_t size) {
+  const auto* bits = reinterpret_cast<const uint16_t*>(in);
+  int64_t i = 0;
+  for (; i + 16 <= size; i += 16) StoreLanes(WidenBFloat16(bits + i), out + i);
+  for (; i < size; ++i) {
+    const uint32_t wide = uint32_t{bits[i]} << 16;
+    __builtin_memcpy(out + i, &wide, sizeof(wide));
+  }
+}
+
+void Fp8ToFloat(const uint8_t* codes, float scale, float* out, int64_t size) {
+  for (int64_t i = 0; i < size; i += 16) StoreLanes(WidenFp8(codes + i, scale), out + i);
+}
+
+void Fp4ToFloat(const uint8_t* codes, float scale, float* out, int64_t size) {
+  for (int64_t i = 0; i < size; i += 16) StoreLanes(WidenFp4(codes + i / 2, scale), out + i);
+}
+
+constexpr SimdOps MakeOps(const char* name) {
+  return {name, RunDotBlock, RunWeightedSum, Dot, BFloat16ToFloat, Fp8ToFloat, Fp4ToFloat};
+}
+
+}  // namespace
+}  // namespace fathom::kernels
