@@ -16,7 +16,7 @@ SYSTEMS = ["You are a helpful assistant.", "You are Fathom Tiny, a helpful assis
            "You are a friendly assistant.", "Be brief and correct.", "Help the user with simple questions."]
 READ = ["Read this text.", "Here is a text.", "Read the text and answer.", "Text:", "Answer from the text below."]
 CHARACTERS_PER_TOKEN = 4.3  # of the trained tokenizer on this data; only decides how much to generate
-HAYSTACK_CHARACTERS_PER_TOKEN = 4.75
+HAYSTACK_CHARACTERS_PER_TOKEN = 4.5
 
 # ability -> share of conversations. Long rows hold only what needs the length.
 SHORT = {"chat": 28, "sums": 18, "tools": 26, "passage": 14, "needle": 6, "text": 8}

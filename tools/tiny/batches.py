@@ -1,0 +1,85 @@
+"""Endless tokenized training batches, made by worker processes; batch i depends on the seed and i alone."""
+import multiprocessing
+import random
+
+import numpy
+from tokenizers import Tokenizer
+
+import data
+import encoding
+
+TEXT_WEIGHT = 0.1  # of tokens that the assistant did not say, as targets
+PAD_ID = 2
+BATCH_TOKENS = 67584  # a multiple of every length, so that token-wise graphs see one shape
+LENGTHS = (512, 2048, 8448)
+
+
+def tokenized(tokenizer, parts):
+    """(ids, weights) of segments."""
+    ids, weights = [], []
+    for text, is_target in parts:
+        new = tokenizer.encode(text, add_special_tokens=False).ids
+        ids += new
+        weights += [1.0 if is_target else TEXT_WEIGHT] * len(new)
+    return ids, weights
+
+
+def fill(tokenizer, rng, length):
+    """One row: conversations one after another until it is full."""
+    ids, weights = [], []
+    while len(ids) < length - 96:
+        new, w = tokenized(tokenizer, data.row(rng, length - len(ids)))
+        ids, weights = ids + new, weights + w
+    pad = length - len(ids)
+    return (ids + [PAD_ID] * pad)[:length], (weights + [0.0] * pad)[:length]
+
+
+def length_of(seed, index, progress):
+    """Short rows first; later a growing share of long ones."""
+    shares = (0.85, 0.15, 0.0) if progress < 0.15 else (0.5, 0.3, 0.2) if progress < 0.6 else (0.35, 0.3, 0.35)
+    return random.Random(f"{seed}/length/{index}").choices(LENGTHS, shares)[0]
+
+
+def make(tokenizer, seed, index, total):
+    length = length_of(seed, index, index / total)
+    rng = random.Random(seed * 10**7 + index)
+    rows = [fill(tokenizer, rng, length) for _ in range(BATCH_TOKENS // length)]
+    return (numpy.array([r[0] for r in rows], dtype=numpy.int16), numpy.array([r[1] for r in rows], dtype=numpy.float16))
+
+
+def work(path, seed, first, stride, total, queue):
+    tokenizer = Tokenizer.from_file(path)
+    for index in range(first, total, stride):
+        queue.put(make(tokenizer, seed, index, total))
+
+
+def stream(path, seed, start, total, workers):
+    """Yields (ids, weights) of batches start..total-1 in order."""
+    context = multiprocessing.get_context("spawn")
+    queues = [context.Queue(6) for _ in range(workers)]
+    started = [context.Process(target=work, args=(path, seed, start + i, workers, total, q), daemon=True)
+               for i, q in enumerate(queues)]
+    for process in started:
+        process.start()
+    try:
+        for index in range(start, total):
+            yield queues[(index - start) % workers].get()
+    finally:
+        for process in started:
+            process.terminate()
+
+
+def expected(case):
+    """The assistant turn that a case asks for, as the messages to render."""
+    expect = case["expect"]
+    turn = {"role": "assistant", "reasoning_content": expect["reasoning"], "content": expect["answer"]}
+    if expect.get("kind") == "tool":
+        turn["content"] = ""
+        turn["tool_calls"] = [{"function": {"name": expect["name"], "arguments": encoding.dumps(expect["arguments"])}}]
+    return turn
+
+
+def rendered(case, answered):
+    """Segments of a case's prompt, with the expected answer if wanted."""
+    messages = encoding.with_tools(case["messages"], case["tools"])
+    return encoding.segments(messages + [expected(case)] if answered else messages, thinking=case["thinking"])
