@@ -1,0 +1,79 @@
+// The commands of the `fathom` program: options in, a Status out (main.cc turns it into the exit code and the
+// one line that a user sees). Each Run… is a command's whole life, on the main thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apps/fathom/serve_options.h"
+#include "base/status.h"
+
+namespace fathom::app {
+
+Status RunServe(const ServeOptions& options);
+
+struct GenerateOptions {
+  ModelOptions model;
+  std::string prompt;
+  bool chat = false;  // the prompt is a user message, not raw text
+  bool thinking = false;
+  int max_tokens = 256;
+  double temperature = 1.0;
+  double top_p = 1.0;
+  int top_k = 0;
+  std::optional<uint64_t> sampling_seed;
+  bool ignore_eos = false;
+};
+Status RunGenerate(const GenerateOptions& options);
+
+struct ChatOptions {
+  ModelOptions model;
+  std::string system;
+  bool thinking = false;
+  std::string effort;
+  int max_tokens = 4096;
+  double temperature = 1.0;
+  double top_p = 1.0;
+};
+Status RunChat(const ChatOptions& options);
+
+struct ScoreOptions {
+  ModelOptions model;
+  std::string input;           // JSON lines, {"tokens":[…]}
+  std::string logits;          // safetensors to write; empty: none
+  std::string choices;         // safetensors with the routing and index choices; empty: none
+  int top_logprobs = 0;
+  int chunk = 0;               // 0: as large as the step allows
+  int batch = 1;               // sequences run together
+};
+Status RunScore(const ScoreOptions& options);
+
+struct EncodeCommandOptions {
+  std::string messages;  // file
+  std::string mode = "thinking";
+  std::string effort;
+  std::string effort_profile = "auto";
+  bool keep_thinking = false;
+  std::string ids_model;  // print token ids of this model's tokenizer instead of the text
+  bool raw_special_tokens = false;
+};
+Status RunEncode(const EncodeCommandOptions& options);
+
+struct SynthOptions {
+  std::string config;  // flash, pro, tiny, or a config.json
+  int layers = 0;      // 0: all
+  uint64_t seed = 0;
+  std::string out;
+  int num_threads = 0;
+};
+Status RunSynth(const SynthOptions& options);
+
+struct InspectOptions {
+  std::string model;  // folder, repository name, flash, pro or tiny
+  int layers = 0;
+};
+Status RunInspect(const InspectOptions& options);
+
+}  // namespace fathom::app

@@ -1,0 +1,53 @@
+// ServeOptions: everything `fathom serve` can be told, as typed values. Filled by the flag table
+// (serve_flags.h) and nothing else.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/model_config.h"
+#include "json/json.h"
+#include "kv_cache/kv_layout.h"
+
+namespace fathom::app {
+
+enum class DeviceChoice { kAuto, kCpu, kCuda };
+enum class LoadFormat { kAuto, kDummy };
+
+// What every command that runs the model needs.
+struct ModelOptions {
+  std::string model;  // folder or Hugging Face repository name
+  DeviceChoice device = DeviceChoice::kAuto;
+  config::Numerics numerics = config::Numerics::kOfficial;
+  std::optional<kv_cache::IndexKeyDType> index_dtype;  // unset: the numerics' own
+  LoadFormat load_format = LoadFormat::kAuto;
+  uint64_t seed = 0;      // of dummy weights, and of requests that bring none
+  int num_threads = 0;    // 0: all usable cores
+  int64_t max_model_len = 0;  // 0: auto
+  int max_num_seqs = 64;
+  int max_num_batched_tokens = 2048;
+  int64_t kv_cache_bytes = 0;  // 0: auto
+};
+
+struct ServeOptions {
+  ModelOptions model;
+  std::string host = "127.0.0.1";
+  int port = 8000;
+  std::vector<std::string> served_model_names;
+  std::vector<std::string> api_keys;
+  std::string effort_profile = "auto";
+  json::Value default_chat_template_kwargs = json::Value::Object();
+  json::Value override_generation_config = json::Value::Object();
+  bool use_generation_config = true;
+  bool raw_special_tokens = false;
+  std::string speculative_method;  // empty: none asked for
+  int max_logprobs = 20;
+  int max_queue = 1024;
+  int64_t max_body_bytes = int64_t{64} << 20;
+  double drain_timeout_s = 30;
+  std::string log_level = "info";
+};
+
+}  // namespace fathom::app
