@@ -1,5 +1,6 @@
-// IncrementalDetokenizer: the text of a growing list of tokens, one valid UTF-8 piece at a time. Incomplete
-// trailing bytes (3 at most) are held back; invalid ones become U+FFFD per maximal subpart. One thread.
+// IncrementalDetokenizer: the text of a growing list of tokens, one valid UTF-8 piece at a time.
+// Incomplete trailing bytes (3 at most) are held back; invalid ones become U+FFFD per maximal
+// subpart. One thread.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +24,8 @@ class IncrementalDetokenizer {
   std::string pending_;
 };
 
-// `bytes` with every invalid sequence replaced (per maximal subpart). An incomplete but so far valid tail is
-// moved to `*incomplete` when that is given, else replaced by one U+FFFD.
+// `bytes` with every invalid sequence replaced (per maximal subpart). An incomplete but so far
+// valid tail is moved to `*incomplete` when that is given, else replaced by one U+FFFD.
 std::string SanitizeUtf8(std::string_view bytes, std::string* incomplete);
 
 }  // namespace fathom::text

@@ -1,5 +1,5 @@
-// ReasoningSplitter: splits generated text at </think> as it streams. Holds back only what may still become a
-// tag; the same result for every way of cutting the input. One thread, one response.
+// ReasoningSplitter: splits generated text at </think> as it streams. Holds back only what may
+// still become a tag; the same result for every way of cutting the input. One thread, one response.
 #pragma once
 
 #include <string>
