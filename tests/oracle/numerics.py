@@ -28,6 +28,9 @@ class Numerics:
     mode: str
     # "fp4" is the model's own; "fp8" is the option use_fp4_indexer_cache=false.
     index_cache: str = "fp4"
+    # False takes the sums of products in FP32: as right, in another order. Shows how far two
+    # correct implementations are apart.
+    wide_sums: bool = True
 
     def __post_init__(self):
         if self.mode not in ("official", "fp32"):
@@ -71,7 +74,7 @@ def pow2(exponent: torch.Tensor) -> torch.Tensor:
 
 def quantize_fp8(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
     """e4m3 codes [..., K] (float8_e4m3fn) and exponents [..., K/block] of the block scales."""
-    blocks = x.reshape(*x.shape[:-1], -1, block)
+    blocks = x.unflatten(-1, (x.shape[-1] // block, block))
     amax = blocks.abs().amax(-1).clamp(min=torch.tensor(1e-4, dtype=torch.float32))
     exponent = ceil_power_of_two_exponent(amax * torch.tensor(1 / 448, dtype=torch.float32))
     scaled = (blocks / pow2(exponent)[..., None]).clamp(-448.0, 448.0)
@@ -85,7 +88,7 @@ def through_fp8(x: torch.Tensor, block: int) -> torch.Tensor:
 
 def quantize_fp4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """e2m1 codes 0..15 [..., K] (uint8, one a byte) and exponents [..., K/32]."""
-    blocks = x.reshape(*x.shape[:-1], -1, FP4_BLOCK)
+    blocks = x.unflatten(-1, (x.shape[-1] // FP4_BLOCK, FP4_BLOCK))
     amax = blocks.abs().amax(-1).clamp(min=6 * 2.0**-126)
     exponent = ceil_power_of_two_exponent(amax * torch.tensor(1 / 6, dtype=torch.float32))
     # The magnitude in FP64: dividing by 2^-126 must not overflow, the clamp comes after.
@@ -109,8 +112,10 @@ def through_fp4(x: torch.Tensor) -> torch.Tensor:
 # --- products and norms --------------------------------------------------------------------------
 
 
-def dot(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def dot(x: torch.Tensor, w: torch.Tensor, wide: bool = True) -> torch.Tensor:
     """x [..., K] times w [N, K] transposed, one rounding to FP32."""
+    if not wide:
+        return x @ w.transpose(-1, -2)
     return (x.double() @ w.double().transpose(-1, -2)).float()
 
 
@@ -118,7 +123,7 @@ def linear(x: torch.Tensor, w: Weight, n: Numerics) -> torch.Tensor:
     """A product whose result the model keeps in BF16; quantized weights quantize x per token."""
     if n.official and w.quantized:
         x = through_fp8(x, ACTIVATION_BLOCK)
-    return n.b(dot(x, w.values))
+    return n.b(dot(x, w.values, n.wide_sums))
 
 
 def mean_square(x: torch.Tensor) -> torch.Tensor:

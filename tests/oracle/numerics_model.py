@@ -98,8 +98,8 @@ class Model:
         return ops.quantize_kv(ops.rope(kv, tables, self.n), self.n)
 
     def compress(self, h: torch.Tensor, name: str, ratio: int) -> torch.Tensor:
-        content = ops.dot(h, self.values(name + ".wkv.weight"))
-        gate = ops.dot(h, self.values(name + ".wgate.weight"))
+        content = ops.dot(h, self.values(name + ".wkv.weight"), self.n.wide_sums)
+        gate = ops.dot(h, self.values(name + ".wgate.weight"), self.n.wide_sums)
         pooled = ops.compressor_pool(content, gate, self.values(name + ".ape"), ratio)
         return ops.compressed_entries(
             pooled, self.values(name + ".norm.weight"), self.eps, self.freq(ratio), ratio, self.n)
@@ -209,10 +209,15 @@ class Model:
     def logits(self, x: torch.Tensor, prefix: str = "") -> torch.Tensor:
         return ops.dot(self.norm(x, prefix + "norm"), self.values("head.weight"))
 
-    def forward_streams(self, tokens, force_routing=None, force_index=None):
-        """The streams [T, 4, H] after every layer (a list), and the choices."""
+    def forward_streams(self, tokens, force_routing=None, force_index=None, anchors=None):
+        """The streams [T, 4, H] after every layer (a list), and the choices.
+
+        `anchors` (by layer) are another implementation's streams after that layer: the next layer
+        then starts from those, so that every layer is judged on identical inputs.
+        """
         tokens = torch.as_tensor(tokens, dtype=torch.int64)
         force_routing, force_index = force_routing or {}, force_index or {}
+        anchors = anchors or {}
         streams = self.embed(tokens)[:, None].expand(-1, STREAMS, -1)
         after, choices = [], Choices()
         for layer in range(self.config["num_hidden_layers"]):
@@ -220,6 +225,7 @@ class Model:
                 streams, f"layers.{layer}", self.config["compress_ratios"][layer], tokens,
                 force_routing.get(layer), force_index.get(layer))
             after.append(streams)
+            streams = anchors.get(layer, streams)
             if routing is not None:
                 choices.routing[layer] = routing
             if index is not None:
@@ -230,6 +236,11 @@ class Model:
         """Logits [T, vocab] FP32 and the choices. Forced ids by layer: [T, k], index padded -1."""
         after, choices = self.forward_streams(tokens, force_routing, force_index)
         return self.logits(self.collapse(after[-1])), choices
+
+    def replay(self, tokens, force_routing, force_index, anchors):
+        """Another implementation's run, layer by layer: logits, choices, streams after each layer."""
+        after, choices = self.forward_streams(tokens, force_routing, force_index, anchors)
+        return self.logits(self.collapse(after[-1])), choices, after
 
 
 def forward(folder, tokens, *, numerics="official", force_routing=None, force_index=None):
