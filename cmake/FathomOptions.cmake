@@ -1,6 +1,7 @@
 # Build options and the compile flags that every target shares.
 option(FATHOM_SANITIZE_ADDRESS "AddressSanitizer and UndefinedBehaviorSanitizer" OFF)
 option(FATHOM_SANITIZE_THREAD "ThreadSanitizer" OFF)
+option(FATHOM_WERROR "Warnings are errors" ON)
 set(FATHOM_CUDA AUTO CACHE STRING "CUDA code: AUTO (compiled when nvcc is found), ON (required), OFF")
 
 find_program(CCACHE ccache)
@@ -10,13 +11,25 @@ if(CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
 endif()
 
+include(CheckPIESupported)
+check_pie_supported(LANGUAGES CXX)
+
 add_library(fathom_flags INTERFACE)
 target_include_directories(fathom_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
 # -ffp-contract=off: products and sums are rounded where the source says so, on every compiler and level;
 # kernels that want fused multiply-add ask for it by name.
 target_compile_options(fathom_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Werror -ffp-contract=off -fstack-protector-strong
-  -fcf-protection>)
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -ffp-contract=off -fstack-protector-strong -fcf-protection
+  -ffile-prefix-map=${CMAKE_SOURCE_DIR}/=>
+  $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo -Xcompiler=-Wall,-Wextra,-ffp-contract=off,-fstack-protector-strong>)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # GCC bug 105651: "literal" + std::string is reported as an overlapping copy.
+  target_compile_options(fathom_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
+endif()
+if(FATHOM_WERROR)
+  target_compile_options(fathom_flags INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-Werror> $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
+endif()
 target_link_options(fathom_flags INTERFACE -Wl,-z,relro,-z,now)
 if(CMAKE_BUILD_TYPE STREQUAL "Release")
   target_compile_definitions(fathom_flags INTERFACE _FORTIFY_SOURCE=2)
@@ -30,20 +43,3 @@ if(FATHOM_SANITIZE_THREAD)
   target_compile_options(fathom_flags INTERFACE -fsanitize=thread -fno-omit-frame-pointer)
   target_link_options(fathom_flags INTERFACE -fsanitize=thread)
 endif()
-
-include(CheckLanguage)
-set(FATHOM_HAS_CUDA OFF)
-if(NOT FATHOM_CUDA STREQUAL "OFF")
-  check_language(CUDA)
-  if(CMAKE_CUDA_COMPILER)
-    set(CMAKE_CUDA_ARCHITECTURES 90a CACHE STRING "CUDA architectures")
-    set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
-    enable_language(CUDA)
-    find_package(CUDAToolkit REQUIRED)
-    set(CMAKE_CUDA_STANDARD 20)
-    set(FATHOM_HAS_CUDA ON)
-  elseif(FATHOM_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "FATHOM_CUDA=ON but nvcc was not found: run scripts/setup --cuda, or set CUDACXX")
-  endif()
-endif()
-message(STATUS "CUDA code: ${FATHOM_HAS_CUDA} (FATHOM_CUDA=${FATHOM_CUDA})")
