@@ -1,0 +1,74 @@
+#include "kv_cache/pool_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace fathom::kv_cache {
+namespace {
+
+KvLayout SmallLayout() {
+  KvLayout layout;
+  layout.block_bytes = 1000;
+  layout.window_page_bytes = 100;
+  layout.state.slot_bytes = 10;
+  return layout;
+}
+
+TEST(PoolPlan, BuysEverySequencesWindowFirstAndHistoryWithTheRest) {
+  const PoolDemand demand{.max_num_seqs = 4, .max_num_batched_tokens = 128, .max_model_len = 1024};
+  const int64_t fixed = 4 * 10 + (4 * 5 + 2) * 100;
+  const auto sizes = PlanPools(SmallLayout(), demand, fixed + 7 * 1000 + 999);
+  ASSERT_TRUE(sizes.ok());
+  EXPECT_EQ(*sizes, (PoolSizes{.num_blocks = 7, .num_window_pages = 22, .num_state_slots = 4}));
+  EXPECT_EQ(PoolBytes(SmallLayout(), *sizes), fixed + 7000);
+}
+
+TEST(PoolPlan, WindowPagesSufficeForAnySplitOfAStep) {
+  for (int num_seqs = 1; num_seqs <= 40; ++num_seqs) {
+    for (int tokens = num_seqs; tokens <= 700; tokens += 7) {
+      const PoolDemand demand{
+          .max_num_seqs = num_seqs, .max_num_batched_tokens = tokens, .max_model_len = 256};
+      const auto sizes = PlanPools(SmallLayout(), demand, int64_t{1} << 40);
+      ASSERT_TRUE(sizes.ok());
+      // One sequence takes all that the others' single tokens leave.
+      const int64_t worst = (num_seqs - 1) * MaxWindowPages(128, 1) +
+                            MaxWindowPages(128, tokens - (num_seqs - 1));
+      EXPECT_GE(sizes->num_window_pages, worst);
+    }
+  }
+}
+
+TEST(PoolPlan, NeverBuysMoreThanAllContextsTogether) {
+  const PoolDemand demand{.max_num_seqs = 2, .max_num_batched_tokens = 64, .max_model_len = 1000};
+  const auto sizes = PlanPools(SmallLayout(), demand, int64_t{1} << 40);
+  ASSERT_TRUE(sizes.ok());
+  EXPECT_EQ(sizes->num_blocks, 8);
+  EXPECT_EQ(PoolBytes(SmallLayout(), *sizes), MaxUsefulBytes(SmallLayout(), demand));
+}
+
+TEST(PoolPlan, AContextThatDoesNotFitSaysWhatWouldAndWhatToDo) {
+  const PoolDemand demand{
+      .max_num_seqs = 1, .max_num_batched_tokens = 64, .max_model_len = 100000};
+  const int64_t budget = 610 + 3 * 1000;
+  const auto sizes = PlanPools(SmallLayout(), demand, budget);
+  ASSERT_FALSE(sizes.ok());
+  EXPECT_EQ(sizes.status().code(), StatusCode::kOutOfMemory);
+  EXPECT_THAT(sizes.status().message(), testing::HasSubstr("holds 768 tokens"));
+  EXPECT_THAT(sizes.status().message(), testing::HasSubstr("the context of 100000"));
+  EXPECT_THAT(sizes.status().message(), testing::HasSubstr("--kv-cache-memory"));
+  EXPECT_EQ(LongestSequence(SmallLayout(), demand, budget), 768);
+  EXPECT_EQ(LongestSequence(SmallLayout(), demand, 100), 0);
+}
+
+TEST(PoolPlan, AModelWithoutHistoryBytesHoldsAnyContext) {
+  KvLayout layout = SmallLayout();
+  layout.block_bytes = 0;
+  const PoolDemand demand{
+      .max_num_seqs = 2, .max_num_batched_tokens = 64, .max_model_len = 1 << 20};
+  const auto sizes = PlanPools(layout, demand, 10000);
+  ASSERT_TRUE(sizes.ok());
+  EXPECT_EQ(sizes->num_blocks, 2 * 4096);
+}
+
+}  // namespace
+}  // namespace fathom::kv_cache
