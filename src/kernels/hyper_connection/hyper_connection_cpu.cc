@@ -1,0 +1,143 @@
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/hyper_connection/hyper_connection.h"
+#include "kernels/lane_sum.h"
+#include "kernels/norm/norm.h"
+
+namespace fathom::kernels {
+namespace {
+
+constexpr int kS = kNumStreams;
+
+float Sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+// rsqrt(mean(flat(x)^2) + eps).
+template <typename T>
+float InverseRms(const T* x, int64_t size, float eps) {
+  const float sum = LaneSum(size, [x](int64_t i) {
+    const float v = ToFloat(x[i]);
+    return v * v;
+  });
+  return 1.0f / std::sqrt(sum / static_cast<float>(size) + eps);
+}
+
+void DivideRows(float (&c)[kS][kS], float eps) {
+  for (auto& row : c) {
+    const float sum = row[0] + row[1] + row[2] + row[3] + eps;
+    for (float& v : row) v = v / sum;
+  }
+}
+
+void DivideColumns(float (&c)[kS][kS], float eps) {
+  for (int k = 0; k < kS; ++k) {
+    const float sum = c[0][k] + c[1][k] + c[2][k] + c[3][k] + eps;
+    for (int j = 0; j < kS; ++j) c[j][k] = c[j][k] / sum;
+  }
+}
+
+void Sinkhorn(float (&c)[kS][kS], const HyperConnectionConstants& constants) {
+  for (auto& row : c) {
+    const float max = std::max({row[0], row[1], row[2], row[3]});
+    for (float& v : row) v = std::exp(v - max);
+    const float sum = row[0] + row[1] + row[2] + row[3];
+    for (float& v : row) v = v / sum + constants.hc_eps;
+  }
+  DivideColumns(c, constants.hc_eps);
+  for (int i = 1; i < constants.sinkhorn_iters; ++i) {
+    DivideRows(c, constants.hc_eps);
+    DivideColumns(c, constants.hc_eps);
+  }
+}
+
+// y = b(sum_i pre_i x_i).
+template <typename T>
+void MixStreams(const T* x, const float* pre, int64_t hidden, T* y) {
+  for (int64_t i = 0; i < hidden; ++i) {
+    float sum = pre[0] * ToFloat(x[i]);
+    for (int s = 1; s < kS; ++s) sum = sum + pre[s] * ToFloat(x[s * hidden + i]);
+    y[i] = FromFloat<T>(sum);
+  }
+}
+
+template <typename T>
+void PreToken(const HyperConnectionPreParams<T>& p, int64_t t) {
+  const T* x = p.streams + t * kS * p.hidden;
+  const float inverse_rms = InverseRms(x, kS * p.hidden, p.constants.norm_eps);
+  const float* raw = p.mixes + t * kNumMixes;
+  const auto mix = [&](int i, int part) { return raw[i] * inverse_rms * p.scale[part] + p.base[i]; };
+  float pre[kS], comb[kS][kS];
+  for (int i = 0; i < kS; ++i) pre[i] = Sigmoid(mix(i, 0)) + p.constants.hc_eps;
+  for (int i = 0; i < kS; ++i) p.post[t * kS + i] = 2.0f * Sigmoid(mix(kS + i, 1));
+  for (int j = 0; j < kS; ++j) {
+    for (int k = 0; k < kS; ++k) comb[j][k] = mix(2 * kS + kS * j + k, 2);
+  }
+  Sinkhorn(comb, p.constants);
+  std::copy(&comb[0][0], &comb[0][0] + kS * kS, p.comb + t * kS * kS);
+  T* y = p.y + t * p.hidden;
+  MixStreams(x, pre, p.hidden, y);
+  RmsNormRow(y, p.norm_weight, p.constants.norm_eps, p.hidden, y);
+}
+
+template <typename T>
+void PostToken(const HyperConnectionPostParams<T>& p, int64_t t) {
+  T* x = p.streams + t * kS * p.hidden;
+  const T* y = p.y + t * p.hidden;
+  const float* post = p.post + t * kS;
+  const float* comb = p.comb + t * kS * kS;
+  for (int64_t i = 0; i < p.hidden; ++i) {
+    float in[kS];
+    for (int j = 0; j < kS; ++j) in[j] = ToFloat(x[j * p.hidden + i]);
+    const float out = ToFloat(y[i]);
+    for (int k = 0; k < kS; ++k) {
+      float mixed = comb[k] * in[0];
+      for (int j = 1; j < kS; ++j) mixed = mixed + comb[j * kS + k] * in[j];
+      x[k * p.hidden + i] = FromFloat<T>(post[k] * out + mixed);
+    }
+  }
+}
+
+template <typename T>
+void HeadToken(const HyperConnectionHeadParams<T>& p, int64_t t) {
+  const T* x = p.streams + t * kS * p.hidden;
+  const float inverse_rms = InverseRms(x, kS * p.hidden, p.constants.norm_eps);
+  float pre[kS];
+  for (int i = 0; i < kS; ++i) {
+    pre[i] = Sigmoid(p.mixes[t * kS + i] * inverse_rms * p.scale[0] + p.base[i]) + p.constants.hc_eps;
+  }
+  MixStreams(x, pre, p.hidden, p.y + t * p.hidden);
+}
+
+int64_t TokensPerTask(int64_t hidden) { return std::max<int64_t>(1, (1 << 12) / hidden); }
+
+}  // namespace
+
+template <typename T>
+void Launch(const HyperConnectionPreParams<T>& p, device::Stream& stream) {
+  stream.thread_pool().ParallelFor(p.num_tokens, TokensPerTask(p.hidden), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) PreToken(p, t);
+  });
+}
+
+template <typename T>
+void Launch(const HyperConnectionPostParams<T>& p, device::Stream& stream) {
+  stream.thread_pool().ParallelFor(p.num_tokens, TokensPerTask(p.hidden), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) PostToken(p, t);
+  });
+}
+
+template <typename T>
+void Launch(const HyperConnectionHeadParams<T>& p, device::Stream& stream) {
+  stream.thread_pool().ParallelFor(p.num_tokens, TokensPerTask(p.hidden), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) HeadToken(p, t);
+  });
+}
+
+template void Launch(const HyperConnectionPreParams<BFloat16>&, device::Stream&);
+template void Launch(const HyperConnectionPreParams<float>&, device::Stream&);
+template void Launch(const HyperConnectionPostParams<BFloat16>&, device::Stream&);
+template void Launch(const HyperConnectionPostParams<float>&, device::Stream&);
+template void Launch(const HyperConnectionHeadParams<BFloat16>&, device::Stream&);
+template void Launch(const HyperConnectionHeadParams<float>&, device::Stream&);
+
+}  // namespace fathom::kernels
