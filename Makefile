@@ -1,0 +1,56 @@
+# The few commands of daily work; CMakePresets.json has the details. Each target installs what it needs
+# first (scripts/setup), which takes no time when all is there.
+JOBS ?= $(shell nproc)
+PYTHON := .venv/bin/python
+SOURCES = git ls-files '*.h' '*.cc' '*.cu' '*.cuh'
+
+.PHONY: build test serve oracle test-gpu format lint asan tsan clean
+
+build:  ## the binary, at build/fathom
+	scripts/setup
+	cmake --preset release
+	cmake --build --preset release --target fathom -j $(JOBS)
+
+test:  ## every test that needs no GPU and no torch
+	scripts/setup --test
+	cmake --preset release
+	cmake --build --preset release -j $(JOBS)
+	ctest --test-dir build -j $(JOBS) --output-on-failure --no-tests=error
+	$(PYTHON) -m pytest tests/e2e
+
+serve: build  ## the built-in model on port 8000
+	build/fathom serve models/fathom-tiny --port 8000
+
+test-gpu:  ## the tests of device code, on a machine with a GPU
+	scripts/setup --test
+	cmake --preset cuda
+	cmake --build --preset cuda -j $(JOBS)
+	ctest --test-dir build-cuda -j 1 --output-on-failure --no-tests=error
+
+format:  ## rewrites the sources in the one style
+	scripts/setup --lint
+	$(SOURCES) | xargs .venv/bin/clang-format -i
+
+# clang-tidy takes seconds a file, so it looks at what differs from BASE; BASE= means every file.
+BASE ?= origin/main
+lint:  ## layers, format, clang-tidy
+	scripts/setup --lint
+	python3 tools/check_includes.py
+	$(SOURCES) | xargs .venv/bin/clang-format --dry-run -Werror
+	cmake --preset release
+	scripts/tidy "$(BASE)"
+
+asan:  ## every C++ test under AddressSanitizer and UndefinedBehaviorSanitizer
+	scripts/setup
+	cmake --preset asan
+	cmake --build --preset asan -j $(JOBS)
+	ctest --test-dir build-asan -j $(JOBS) --output-on-failure --no-tests=error
+
+tsan:  ## every C++ test under ThreadSanitizer
+	scripts/setup
+	cmake --preset tsan
+	cmake --build --preset tsan -j $(JOBS)
+	ctest --test-dir build-tsan -j $(JOBS) --output-on-failure --no-tests=error
+
+clean:
+	rm -rf build build-debug build-asan build-tsan build-host build-cuda
