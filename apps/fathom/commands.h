@@ -70,9 +70,15 @@ struct SynthOptions {
 };
 Status RunSynth(const SynthOptions& options);
 
+// The config.json of a preset (flash, pro, tiny) or of a file, cut to `layers` layers when that is not 0.
+Result<std::string> ReadConfigText(const std::string& name_or_file, int layers);
+
 struct InspectOptions {
   std::string model;  // folder, repository name, flash, pro or tiny
   int layers = 0;
+  bool roofline = false;
+  int batch = 1;
+  int64_t context = 4096;
 };
 Status RunInspect(const InspectOptions& options);
 

@@ -166,6 +166,11 @@ void AddInspect(CLI::App* app, Run* run) {
       ->required();
   command->add_option("--layers", options.layers, "of a preset: keep only the first N layers")
       ->check(CLI::Range(1, 1000));
+  command->add_flag("--roofline", options.roofline, "bytes and FLOPs of a decode step and of a prefill token");
+  command->add_option("--batch", options.batch, "with --roofline: sequences (default 1)")
+      ->check(CLI::Range(1, 1 << 16));
+  command->add_option("--context", options.context, "with --roofline: tokens (default 4096)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 22));
   command->callback([run] { *run = [] { return RunInspect(options); }; });
 }
 
