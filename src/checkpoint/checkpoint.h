@@ -1,6 +1,6 @@
-// Checkpoint: an official-format model folder, opened and checked, tensors not yet read. Every shape, dtype
-// and byte range is validated before a weight byte is touched; kBadModel names file, tensor, expected, found.
-// Immutable after Open; reads may run on many threads.
+// Checkpoint: an official-format model folder, opened and checked, tensors not yet read. Every
+// shape, dtype and byte range is validated before a weight byte is touched; kBadModel names file,
+// tensor, expected, found. Immutable after Open; reads may run on many threads.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +37,9 @@ class TensorSource {
   virtual Status Read(const TensorInfo& tensor, int64_t offset, std::span<std::byte> out) const = 0;
 };
 
-// A model name on the command line to its folder: a path, or a Hugging Face repository name found in the local
-// cache (hf_home: HF_HOME or ~/.cache/huggingface, given by apps/). kBadModel prints the download command.
+// A model name on the command line to its folder: a path, or a Hugging Face repository name found
+// in the local cache (hf_home: HF_HOME or ~/.cache/huggingface, given by apps/). kBadModel prints
+// the download command.
 Result<std::string> ResolveModelFolder(const std::string& model, const std::string& hf_home);
 
 // <dir>/config.json, checked.
@@ -50,7 +51,8 @@ Result<config::ModelConfig> ParseModelConfig(std::string_view text, const std::s
 Result<std::unique_ptr<TensorSource>> OpenCheckpoint(const std::string& dir,
                                                      const config::ModelConfig& config);
 
-// The tensors that a checkpoint of this config has: official names, dtypes, shapes (drafts included).
+// The tensors that a checkpoint of this config has: official names, dtypes, shapes (drafts
+// included).
 std::vector<TensorInfo> ExpectedTensors(const config::ModelConfig& config);
 
 // The same weights that `fathom synth --seed` would write, made on demand.

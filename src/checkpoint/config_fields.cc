@@ -19,7 +19,8 @@ std::string Shown(const json::Value* value) {
   std::string text = json::Dump(*value);
   if (text.size() > kMaxShownValue) {
     size_t end = kMaxShownValue;
-    while ((static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;  // a whole UTF-8 character
+    while ((static_cast<unsigned char>(text[end]) & 0xc0) == 0x80)
+      --end;  // a whole UTF-8 character
     text = text.substr(0, end) + "…";
   }
   return text;
@@ -40,8 +41,8 @@ int64_t ConfigFields::Int(std::string_view field, int64_t low, int64_t high) {
   const json::Value* value = Find(field);
   const auto number = value != nullptr ? value->ToInt64() : std::nullopt;
   if (number && *number >= low && *number <= high) return *number;
-  Refuse(field, low == high ? fmt::format("{}", low)
-                            : fmt::format("an integer from {} to {}", low, high));
+  Refuse(field,
+         low == high ? fmt::format("{}", low) : fmt::format("an integer from {} to {}", low, high));
   return low;
 }
 

@@ -1,6 +1,7 @@
-// ConfigFields: typed, range-checked fields of one JSON object of config.json. The first error sticks and
-// later reads return their lower bound, so that a parser reads straight on and asks for status() at the end.
-// Messages: "config.json: num_hidden_layers is -1, expected an integer from 1 to 512". One thread.
+// ConfigFields: typed, range-checked fields of one JSON object of config.json. The first error
+// sticks and later reads return their lower bound, so that a parser reads straight on and asks for
+// status() at the end. Messages: "config.json: num_hidden_layers is -1, expected an integer from 1
+// to 512". One thread.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,8 @@ std::string ErrorText(int error) { return std::strerror(error); }
 Status WriteError(const std::string& path, int error) {
   const char* remedy = "";
   if (error == ENOSPC || error == EDQUOT) remedy = "; free some space or choose another folder";
-  if (error == EACCES || error == EPERM || error == EROFS) remedy = "; choose a folder you may write to";
+  if (error == EACCES || error == EPERM || error == EROFS)
+    remedy = "; choose a folder you may write to";
   return InternalError(fmt::format("cannot write {}: {}{}", path, ErrorText(error), remedy));
 }
 
@@ -35,7 +36,8 @@ const char* KindOf(const struct stat& info) {
 
 }  // namespace
 
-FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)) {}
 
 FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
   Close();
@@ -55,7 +57,7 @@ Result<InputFile> InputFile::Open(const std::string& path) {
   // O_NONBLOCK: opening a pipe that nobody writes to must not wait.
   FileDescriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (fd.get() < 0) return BadModel(fmt::format("cannot open {}: {}", path, ErrorText(errno)));
-  struct stat info{};
+  struct stat info {};
   if (fstat(fd.get(), &info) != 0) {
     return BadModel(fmt::format("cannot read {}: {}", path, ErrorText(errno)));
   }
@@ -71,9 +73,10 @@ Status InputFile::ReadAt(int64_t offset, std::span<std::byte> out) const {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return BadModel(fmt::format("cannot read {}: {}", path_, ErrorText(errno)));
     if (n == 0) {
-      return BadModel(fmt::format("{} ends at byte {}, {} bytes more were there when it was opened; is it "
-                                  "being rewritten?",
-                                  path_, offset, out.size()));
+      return BadModel(
+          fmt::format("{} ends at byte {}, {} bytes more were there when it was opened; is it "
+                      "being rewritten?",
+                      path_, offset, out.size()));
     }
     out = out.subspan(static_cast<size_t>(n));
     offset += n;
@@ -84,7 +87,8 @@ Status InputFile::ReadAt(int64_t offset, std::span<std::byte> out) const {
 Result<std::string> ReadSmallFile(const std::string& path, int64_t max_bytes) {
   ASSIGN_OR_RETURN(const InputFile file, InputFile::Open(path));
   if (file.bytes() > max_bytes) {
-    return BadModel(fmt::format("{} has {} bytes, expected at most {}", path, file.bytes(), max_bytes));
+    return BadModel(
+        fmt::format("{} has {} bytes, expected at most {}", path, file.bytes(), max_bytes));
   }
   std::string text(static_cast<size_t>(file.bytes()), '\0');
   RETURN_IF_ERROR(file.ReadAt(0, std::as_writable_bytes(std::span(text))));
@@ -124,7 +128,8 @@ Status OutputFile::WriteAt(int64_t offset, std::span<const std::byte> bytes) con
 
 Status OutputFile::Commit() {
   fd_.Close();
-  if (std::rename((path_ + kPartialSuffix).c_str(), path_.c_str()) != 0) return WriteError(path_, errno);
+  if (std::rename((path_ + kPartialSuffix).c_str(), path_.c_str()) != 0)
+    return WriteError(path_, errno);
   pending_ = false;
   return OkStatus();
 }

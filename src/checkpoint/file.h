@@ -1,5 +1,5 @@
-// Files of a model folder. Reading: regular files only, by pread, so that a file that shrinks is an error
-// and never a signal. Messages name the path and the remedy. Reads may run on many threads.
+// Files of a model folder. Reading: regular files only, by pread, so that a file that shrinks is an
+// error and never a signal. Messages name the path and the remedy. Reads may run on many threads.
 #pragma once
 
 #include <cstddef>
@@ -46,8 +46,8 @@ class InputFile {
 // The whole of a small file; kBadModel when it is larger than max_bytes.
 Result<std::string> ReadSmallFile(const std::string& path, int64_t max_bytes);
 
-// A file that appears under its name only when whole: written as PATH.partial, which Commit renames and the
-// destructor removes. WriteAt may run on many threads.
+// A file that appears under its name only when whole: written as PATH.partial, which Commit renames
+// and the destructor removes. WriteAt may run on many threads.
 class OutputFile {
  public:
   static Result<OutputFile> Create(const std::string& path);

@@ -1,6 +1,5 @@
 #include "checkpoint/file_dtype.h"
 
-
 #include "base/check.h"
 
 namespace fathom::checkpoint {

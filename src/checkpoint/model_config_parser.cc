@@ -1,5 +1,6 @@
-// ParseModelConfig: config.json with the official field names to a ModelConfig. Nothing is guessed: a field
-// that the mathematics needs has to be there, and a value that this engine does not compute is refused.
+// ParseModelConfig: config.json with the official field names to a ModelConfig. Nothing is guessed:
+// a field that the mathematics needs has to be there, and a value that this engine does not compute
+// is refused.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -40,11 +41,13 @@ std::string StringField(const json::Value& object, std::string_view field) {
 void CheckArchitecture(const json::Value& root, ConfigFields& fields) {
   const std::string model_type = StringField(root, "model_type");
   std::string architecture;
-  if (const json::Value* list = root.Find("architectures");
-      list != nullptr && list->is_array() && !list->items().empty() && list->items()[0].is_string()) {
+  if (const json::Value* list = root.Find("architectures"); list != nullptr && list->is_array() &&
+                                                            !list->items().empty() &&
+                                                            list->items()[0].is_string()) {
     architecture = list->items()[0].AsString();
   }
-  const bool known = model_type == kModelType || (model_type.empty() && architecture == kArchitecture);
+  const bool known =
+      model_type == kModelType || (model_type.empty() && architecture == kArchitecture);
   if (known && (architecture.empty() || architecture == kArchitecture)) return;
   if (model_type.empty() && architecture.empty()) {
     fields.Fail(fmt::format("model_type is missing, expected \"{}\"", kModelType));
@@ -97,7 +100,8 @@ void ParseAttention(ConfigFields& f, ModelConfig& c) {
     f.Refuse("o_groups", fmt::format("a divisor of num_attention_heads {}", c.num_heads));
   }
   if (int64_t{c.o_groups} * c.o_lora_rank % 128 != 0) {
-    f.Refuse("o_lora_rank", fmt::format("o_groups {} times it to be a multiple of 128", c.o_groups));
+    f.Refuse("o_lora_rank",
+             fmt::format("o_groups {} times it to be a multiple of 128", c.o_groups));
   }
   c.index_num_heads = Size(f, "index_n_heads", 1, kMaxHeads);
   c.index_topk = Size(f, "index_topk", 1, kMaxWidth);
@@ -154,7 +158,8 @@ void ParseDSpark(ConfigFields& f, ModelConfig& c) {
   c.dspark.target_layer_ids = f.Ints("dspark_target_layer_ids", 0, std::max(c.num_layers - 1, 0));
   if (!f.ok()) return;
   const std::vector<int>& ids = c.dspark.target_layer_ids;
-  if (ids.empty() || std::adjacent_find(ids.begin(), ids.end(), std::greater_equal<>()) != ids.end()) {
+  if (ids.empty() ||
+      std::adjacent_find(ids.begin(), ids.end(), std::greater_equal<>()) != ids.end()) {
     f.Refuse("dspark_target_layer_ids", "at least one layer, ascending");
   }
 }
@@ -178,10 +183,11 @@ void ParseDrafts(ConfigFields& f, ModelConfig& c) {
     c.num_draft_blocks = 1;
   }
   if (extra != c.num_draft_blocks) {
-    f.Fail(fmt::format("compress_ratios has {} entries, expected {}: one for each of num_hidden_layers {} "
-                       "and of {} draft blocks",
-                       c.compress_ratios.size(), c.num_layers + c.num_draft_blocks, c.num_layers,
-                       c.num_draft_blocks));
+    f.Fail(fmt::format(
+        "compress_ratios has {} entries, expected {}: one for each of num_hidden_layers {} "
+        "and of {} draft blocks",
+        c.compress_ratios.size(), c.num_layers + c.num_draft_blocks, c.num_layers,
+        c.num_draft_blocks));
   }
 }
 

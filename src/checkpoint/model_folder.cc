@@ -1,4 +1,5 @@
-// ResolveModelFolder and LoadModelConfig: from the model's name on the command line to its checked config.
+// ResolveModelFolder and LoadModelConfig: from the model's name on the command line to its checked
+// config.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,7 +28,8 @@ bool IsNamePart(std::string_view part) {
            kSigns.find(c) != std::string_view::npos;
   };
   return !part.empty() && part.size() <= 96 && part.front() != '.' && part.front() != '-' &&
-         part.find("..") == std::string_view::npos && std::all_of(part.begin(), part.end(), allowed);
+         part.find("..") == std::string_view::npos &&
+         std::all_of(part.begin(), part.end(), allowed);
 }
 
 // "org/name", as the Hugging Face hub spells repositories.
@@ -38,8 +40,9 @@ bool IsRepositoryName(std::string_view name) {
 }
 
 Status NotDownloaded(const std::string& model, const fs::path& repository) {
-  return BadModel(fmt::format("{} is no folder, and {} holds no snapshot of it; download it: hf download {}",
-                              model, repository.string(), model));
+  return BadModel(
+      fmt::format("{} is no folder, and {} holds no snapshot of it; download it: hf download {}",
+                  model, repository.string(), model));
 }
 
 // The snapshot that refs/main names.
@@ -51,10 +54,12 @@ Result<std::string> FindSnapshot(const std::string& model, const std::string& hf
   const fs::path ref = repository / "refs" / "main";
   if (!fs::exists(ref, error)) return NotDownloaded(model, repository);
   ASSIGN_OR_RETURN(std::string revision, ReadSmallFile(ref.string(), kMaxRefBytes));
-  revision.erase(std::find_if(revision.begin(), revision.end(), [](char c) { return c == '\n' || c == '\r'; }),
-                 revision.end());
+  revision.erase(
+      std::find_if(revision.begin(), revision.end(), [](char c) { return c == '\n' || c == '\r'; }),
+      revision.end());
   if (!IsNamePart(revision)) {
-    return BadModel(fmt::format("{} holds no revision; download again: hf download {}", ref.string(), model));
+    return BadModel(
+        fmt::format("{} holds no revision; download again: hf download {}", ref.string(), model));
   }
   const fs::path snapshot = repository / "snapshots" / revision;
   if (!fs::is_directory(snapshot, error)) return NotDownloaded(model, repository);
@@ -76,9 +81,10 @@ Result<std::string> ResolveModelFolder(const std::string& model, const std::stri
     return BadModel(fmt::format("{} is a file, expected a model folder", model));
   }
   if (IsRepositoryName(model)) return FindSnapshot(model, hf_home);
-  return BadModel(fmt::format("{} does not exist; expected a model folder or a Hugging Face repository name "
-                              "such as deepseek-ai/DeepSeek-V4-Flash",
-                              model));
+  return BadModel(
+      fmt::format("{} does not exist; expected a model folder or a Hugging Face repository name "
+                  "such as deepseek-ai/DeepSeek-V4-Flash",
+                  model));
 }
 
 Result<config::ModelConfig> LoadModelConfig(const std::string& dir) {
@@ -87,7 +93,8 @@ Result<config::ModelConfig> LoadModelConfig(const std::string& dir) {
   ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(real_path, kMaxConfigBytes));
   ASSIGN_OR_RETURN(config::ModelConfig config, ParseModelConfig(text, path));
   if (config.draft == config::DraftKind::kNone) return config;
-  // Checkpoints that were cut keep the field of their origin; without draft tensors there is no draft.
+  // Checkpoints that were cut keep the field of their origin; without draft tensors there is no
+  // draft.
   Result<WeightMap> map = LoadWeightMap(dir);
   if (!map.ok() || map->entries.empty() || HasDraftTensors(*map)) return config;
   LogInfo("{}: no mtp.* tensors; drafts are off", dir);

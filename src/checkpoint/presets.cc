@@ -22,8 +22,8 @@ Result<std::string> PresetConfigText(const std::string& name) {
 Result<std::string> CutLayers(const std::string& config_text, int num_layers) {
   ASSIGN_OR_RETURN(const config::ModelConfig config, ParseModelConfig(config_text, "config.json"));
   if (num_layers < 1 || num_layers > config.num_layers) {
-    return InvalidArgument(
-        fmt::format("layers is {}, expected 1 to {} for this config", num_layers, config.num_layers));
+    return InvalidArgument(fmt::format("layers is {}, expected 1 to {} for this config", num_layers,
+                                       config.num_layers));
   }
   ASSIGN_OR_RETURN(json::Value root, json::Parse(config_text));
   root.Set("num_hidden_layers", json::Value::Number(int64_t{num_layers}));
@@ -37,9 +37,10 @@ Result<std::string> CutLayers(const std::string& config_text, int num_layers) {
     for (const int id : config.dspark.target_layer_ids) {
       const int64_t moved = int64_t{id} - (config.num_layers - num_layers);
       if (moved < 0) {
-        return InvalidArgument(fmt::format("layers is {}: too few for dspark_target_layer_ids, which reach "
-                                           "{} layers back",
-                                           num_layers, config.num_layers - id));
+        return InvalidArgument(
+            fmt::format("layers is {}: too few for dspark_target_layer_ids, which reach "
+                        "{} layers back",
+                        num_layers, config.num_layers - id));
       }
       ids.push_back(json::Value::Number(moved));
     }

@@ -53,8 +53,8 @@ Status ParseTensor(const json::Member& member, const std::string& file, int64_t 
   const std::string& name = member.key;
   const json::Value& value = member.value;
   if (name.empty() || name.size() > kMaxNameBytes) {
-    return BadModel(fmt::format("{}: a tensor name has {} bytes, expected 1 to {}", file, name.size(),
-                                kMaxNameBytes));
+    return BadModel(fmt::format("{}: a tensor name has {} bytes, expected 1 to {}", file,
+                                name.size(), kMaxNameBytes));
   }
   const json::Value* dtype_name = value.Find("dtype");
   if (dtype_name == nullptr || !dtype_name->is_string()) {
@@ -62,12 +62,14 @@ Status ParseTensor(const json::Member& member, const std::string& file, int64_t 
   }
   const auto dtype = FindFileDType(dtype_name->AsString());
   if (!dtype) {
-    return BadTensor(file, name, fmt::format("dtype is {}, expected one of a DeepSeek-V4 checkpoint",
-                                             json::Quote(dtype_name->AsString())));
+    return BadTensor(file, name,
+                     fmt::format("dtype is {}, expected one of a DeepSeek-V4 checkpoint",
+                                 json::Quote(dtype_name->AsString())));
   }
   auto shape = ReadNaturals(value.Find("shape"), kMaxRank);
   if (!shape) {
-    return BadTensor(file, name, fmt::format("shape: expected at most {} sizes of 0 or more", kMaxRank));
+    return BadTensor(file, name,
+                     fmt::format("shape: expected at most {} sizes of 0 or more", kMaxRank));
   }
   const auto offsets = ReadNaturals(value.Find("data_offsets"), 2);
   if (!offsets || offsets->size() != 2) {
@@ -80,16 +82,17 @@ Status ParseTensor(const json::Member& member, const std::string& file, int64_t 
   place->offset = (*offsets)[0];
   const int64_t end = (*offsets)[1];
   if (end < place->offset || end > data_bytes) {
-    return BadTensor(file, name, fmt::format("data_offsets [{}, {}] leave the file's {} bytes of data",
-                                             place->offset, end, data_bytes));
+    return BadTensor(file, name,
+                     fmt::format("data_offsets [{}, {}] leave the file's {} bytes of data",
+                                 place->offset, end, data_bytes));
   }
   const auto bytes = CheckedBytes(place->info);
   if (!bytes || *bytes != end - place->offset) {
-    return BadTensor(file, name,
-                     fmt::format("{} of shape {} needs {} bytes, data_offsets hold {}", Name(*dtype),
-                                 FormatShape(place->info.shape),
-                                 bytes ? std::to_string(*bytes) : "more than 2^63",
-                                 end - place->offset));
+    return BadTensor(
+        file, name,
+        fmt::format("{} of shape {} needs {} bytes, data_offsets hold {}", Name(*dtype),
+                    FormatShape(place->info.shape),
+                    bytes ? std::to_string(*bytes) : "more than 2^63", end - place->offset));
   }
   place->info.bytes = *bytes;
   return OkStatus();
@@ -109,15 +112,16 @@ Status CheckCoverage(const std::vector<TensorPlace>& places, int64_t data_bytes,
   int64_t covered = 0;
   for (const TensorPlace& place : places) {
     if (place.offset != covered) {
-      return BadTensor(file, place.info.name,
-                       fmt::format("its data begin at byte {}, expected {}: tensors {}", place.offset,
-                                   covered, place.offset < covered ? "overlap" : "leave a gap"));
+      return BadTensor(
+          file, place.info.name,
+          fmt::format("its data begin at byte {}, expected {}: tensors {}", place.offset, covered,
+                      place.offset < covered ? "overlap" : "leave a gap"));
     }
     covered += place.info.bytes;
   }
   if (covered == data_bytes) return OkStatus();
-  return BadModel(fmt::format("{}: the tensors hold {} bytes, the file has {} after its header", file,
-                              covered, data_bytes));
+  return BadModel(fmt::format("{}: the tensors hold {} bytes, the file has {} after its header",
+                              file, covered, data_bytes));
 }
 
 }  // namespace
@@ -129,8 +133,9 @@ Result<int64_t> CheckHeaderLength(uint64_t length, int64_t file_bytes, const std
   }
   const auto header_bytes = static_cast<int64_t>(length);
   if (header_bytes > file_bytes - kSafetensorsLengthBytes) {
-    return BadModel(fmt::format("{}: header length is {}, but the file has {} bytes: it is truncated",
-                                file, length, file_bytes));
+    return BadModel(
+        fmt::format("{}: header length is {}, but the file has {} bytes: it is truncated", file,
+                    length, file_bytes));
   }
   return header_bytes;
 }
@@ -166,8 +171,8 @@ std::string MakeSafetensorsHeader(const std::vector<TensorInfo>& tensors) {
   int64_t offset = 0;
   for (const TensorInfo& tensor : tensors) {
     json += fmt::format(R"(,{}:{{"dtype":"{}","shape":{},"data_offsets":[{},{}]}})",
-                        json::Quote(tensor.name), Name(tensor.dtype), FormatShape(tensor.shape), offset,
-                        offset + tensor.bytes);
+                        json::Quote(tensor.name), Name(tensor.dtype), FormatShape(tensor.shape),
+                        offset, offset + tensor.bytes);
     offset += tensor.bytes;
   }
   json += '}';

@@ -1,5 +1,5 @@
-// OpenCheckpoint: reads and checks the headers of all files of a model folder, then the list of tensors
-// against the config's; weight bytes are read later, on demand.
+// OpenCheckpoint: reads and checks the headers of all files of a model folder, then the list of
+// tensors against the config's; weight bytes are read later, on demand.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -41,7 +41,9 @@ class SafetensorsSource final : public TensorSource {
 
   const std::vector<TensorInfo>& tensors() const override { return tensors_; }
 
-  const TensorInfo* Find(std::string_view name) const override { return FindTensor(tensors_, name); }
+  const TensorInfo* Find(std::string_view name) const override {
+    return FindTensor(tensors_, name);
+  }
 
   Status Read(const TensorInfo& tensor, int64_t offset, std::span<std::byte> out) const override {
     const TensorInfo* own = Find(tensor.name);
@@ -57,8 +59,8 @@ class SafetensorsSource final : public TensorSource {
     int64_t offset;
   };
   std::vector<InputFile> files_;
-  std::vector<TensorInfo> tensors_;   // ordered by name
-  std::vector<Location> locations_;   // of each tensor
+  std::vector<TensorInfo> tensors_;  // ordered by name
+  std::vector<Location> locations_;  // of each tensor
 };
 
 Result<std::vector<TensorPlace>> ReadHeader(const InputFile& file, const std::string& name) {
@@ -84,23 +86,23 @@ Result<std::vector<Placed>> ReadHeaders(const std::string& dir, const WeightMap&
     for (TensorPlace& place : places) placed.push_back({std::move(place), i});
     files->push_back(std::move(file));
   }
-  std::sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) {
-    return a.place.info.name < b.place.info.name;
-  });
-  const auto twice = std::adjacent_find(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) {
-    return a.place.info.name == b.place.info.name;
-  });
+  std::sort(placed.begin(), placed.end(),
+            [](const Placed& a, const Placed& b) { return a.place.info.name < b.place.info.name; });
+  const auto twice = std::adjacent_find(
+      placed.begin(), placed.end(),
+      [](const Placed& a, const Placed& b) { return a.place.info.name == b.place.info.name; });
   if (twice != placed.end()) {
-    return BadModel(fmt::format("tensor {} stands in both {} and {}", json::Quote(twice->place.info.name),
-                                map.files[twice->file], map.files[(twice + 1)->file]));
+    return BadModel(fmt::format("tensor {} stands in both {} and {}",
+                                json::Quote(twice->place.info.name), map.files[twice->file],
+                                map.files[(twice + 1)->file]));
   }
   return placed;
 }
 
 const Placed* FindPlaced(const std::vector<Placed>& placed, std::string_view name) {
-  const auto at = std::lower_bound(placed.begin(), placed.end(), name, [](const Placed& p, std::string_view n) {
-    return p.place.info.name < n;
-  });
+  const auto at =
+      std::lower_bound(placed.begin(), placed.end(), name,
+                       [](const Placed& p, std::string_view n) { return p.place.info.name < n; });
   return at != placed.end() && at->place.info.name == name ? &*at : nullptr;
 }
 
@@ -109,10 +111,10 @@ Status CheckIndex(const WeightMap& map, const std::vector<Placed>& placed) {
   for (const WeightMap::Entry& entry : map.entries) {
     const Placed* found = FindPlaced(placed, entry.tensor);
     if (found != nullptr && found->file == entry.file) continue;
-    return BadModel(fmt::format(
-        "tensor {}: the index places it in {}, where it is not{}", json::Quote(entry.tensor),
-        map.files[entry.file],
-        found == nullptr ? "" : fmt::format("; it is in {}", map.files[found->file])));
+    return BadModel(
+        fmt::format("tensor {}: the index places it in {}, where it is not{}",
+                    json::Quote(entry.tensor), map.files[entry.file],
+                    found == nullptr ? "" : fmt::format("; it is in {}", map.files[found->file])));
   }
   return OkStatus();
 }
@@ -128,13 +130,14 @@ Status CheckTensor(const TensorInfo& expected, const Placed* found, const Weight
   if (found == nullptr) {
     const std::string where =
         map.files.size() == 1 ? map.files[0] : fmt::format("{} files", map.files.size());
-    return BadModel(fmt::format("tensor {} is missing in {}, expected {} by config.json", expected.name,
-                                where, want));
+    return BadModel(fmt::format("tensor {} is missing in {}, expected {} by config.json",
+                                expected.name, where, want));
   }
   const TensorInfo& info = found->place.info;
   if (DTypeFits(expected, info.dtype) && info.shape == expected.shape) return OkStatus();
-  return BadModel(fmt::format("{}: tensor {} is {} {}, expected {} by config.json", map.files[found->file],
-                              expected.name, Name(info.dtype), FormatShape(info.shape), want));
+  return BadModel(fmt::format("{}: tensor {} is {} {}, expected {} by config.json",
+                              map.files[found->file], expected.name, Name(info.dtype),
+                              FormatShape(info.shape), want));
 }
 
 // The draft block that a name belongs to, or -1.
@@ -144,7 +147,8 @@ int64_t DraftBlockOf(std::string_view name) {
   name.remove_prefix(kPrefix.size());
   int64_t block = 0;
   size_t digits = 0;
-  for (; digits < name.size() && digits < 6 && name[digits] >= '0' && name[digits] <= '9'; ++digits) {
+  for (; digits < name.size() && digits < 6 && name[digits] >= '0' && name[digits] <= '9';
+       ++digits) {
     block = 10 * block + (name[digits] - '0');
   }
   return digits > 0 && digits < name.size() && name[digits] == '.' ? block : -1;
@@ -192,7 +196,8 @@ Result<std::unique_ptr<TensorSource>> OpenCheckpoint(const std::string& dir,
     const Status status = CheckTensor(tensor, FindPlaced(*placed, tensor.name), *map);
     if (!status.ok()) return in_folder(status);
   }
-  if (Status status = DropUnknown(config, expected, &*placed); !status.ok()) return in_folder(status);
+  if (Status status = DropUnknown(config, expected, &*placed); !status.ok())
+    return in_folder(status);
   return std::unique_ptr<TensorSource>(
       std::make_unique<SafetensorsSource>(std::move(files), *std::move(placed)));
 }

@@ -1,5 +1,6 @@
-// SafetensorsWriter: a safetensors file whose tensors are known beforehand and whose bytes come later, in
-// order or at any place. The file appears under its name when Finish succeeds, and not at all otherwise.
+// SafetensorsWriter: a safetensors file whose tensors are known beforehand and whose bytes come
+// later, in order or at any place. The file appears under its name when Finish succeeds, and not at
+// all otherwise.
 #pragma once
 
 #include <atomic>

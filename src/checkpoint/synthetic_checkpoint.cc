@@ -102,14 +102,16 @@ Status PrepareFolder(const std::string& dir, int64_t bytes) {
                       path.filename().string()));
     }
   }
-  if (error) return InvalidArgument(fmt::format("cannot read the folder {}: {}", dir, error.message()));
-  struct statvfs info{};
+  if (error)
+    return InvalidArgument(fmt::format("cannot read the folder {}: {}", dir, error.message()));
+  struct statvfs info {};
   if (statvfs(dir.c_str(), &info) != 0) return OkStatus();
   const auto free_bytes = static_cast<double>(info.f_bavail) * static_cast<double>(info.f_frsize);
   if (free_bytes >= static_cast<double>(bytes)) return OkStatus();
-  return InternalError(fmt::format("{} has {:.1f} GB free, the checkpoint needs {:.1f} GB; free some space, "
-                                   "choose another folder or fewer layers",
-                                   dir, free_bytes / 1e9, static_cast<double>(bytes) / 1e9));
+  return InternalError(
+      fmt::format("{} has {:.1f} GB free, the checkpoint needs {:.1f} GB; free some space, "
+                  "choose another folder or fewer layers",
+                  dir, free_bytes / 1e9, static_cast<double>(bytes) / 1e9));
 }
 
 // Removes the files that were finished, unless all were.
@@ -194,7 +196,8 @@ class ShardFiller {
 }  // namespace
 
 Status WriteSyntheticCheckpoint(const SynthOptions& options, const WriteProgress& progress) {
-  ASSIGN_OR_RETURN(const config::ModelConfig config, ParseModelConfig(options.config_text, "config.json"));
+  ASSIGN_OR_RETURN(const config::ModelConfig config,
+                   ParseModelConfig(options.config_text, "config.json"));
   const std::unique_ptr<TensorSource> source = MakeSyntheticSource(config, options.seed);
   const std::vector<Shard> shards = PlanShards(ExpectedTensors(config), options.shard_bytes);
   int64_t total_bytes = 0;

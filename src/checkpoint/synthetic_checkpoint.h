@@ -1,6 +1,7 @@
-// Writes a checkpoint in the official layout: config.json, shards, index, tokenizer. The bytes depend on the
-// config and the seed only, not on the threads. The folder holds a whole model or, after an error, nothing.
-// Errors of the folder (permission, disk full, a model already there) are one line with the remedy.
+// Writes a checkpoint in the official layout: config.json, shards, index, tokenizer. The bytes
+// depend on the config and the seed only, not on the threads. The folder holds a whole model or,
+// after an error, nothing. Errors of the folder (permission, disk full, a model already there) are
+// one line with the remedy.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +28,8 @@ Status WriteSyntheticCheckpoint(const SynthOptions& options, const WriteProgress
 // The config.json that stands behind `flash`, `pro` or `tiny`; kNotFound names the three.
 Result<std::string> PresetConfigText(const std::string& name);
 
-// config.json with only the first `num_layers` layers; the draft blocks stay. kInvalidArgument when there
-// are fewer.
+// config.json with only the first `num_layers` layers; the draft blocks stay. kInvalidArgument when
+// there are fewer.
 Result<std::string> CutLayers(const std::string& config_text, int num_layers);
 
 }  // namespace fathom::checkpoint

@@ -16,9 +16,8 @@ class SyntheticSource final : public TensorSource {
  public:
   SyntheticSource(const config::ModelConfig& config, uint64_t seed)
       : seed_(seed), specs_(MakeTensorSpecs(config)) {
-    std::sort(specs_.begin(), specs_.end(), [](const TensorSpec& a, const TensorSpec& b) {
-      return a.info.name < b.info.name;
-    });
+    std::sort(specs_.begin(), specs_.end(),
+              [](const TensorSpec& a, const TensorSpec& b) { return a.info.name < b.info.name; });
     tensors_.reserve(specs_.size());
     for (const TensorSpec& spec : specs_) tensors_.push_back(spec.info);
   }
@@ -39,13 +38,14 @@ class SyntheticSource final : public TensorSource {
 
  private:
   uint64_t seed_;
-  std::vector<TensorSpec> specs_;    // ordered by name, as tensors_
+  std::vector<TensorSpec> specs_;  // ordered by name, as tensors_
   std::vector<TensorInfo> tensors_;
 };
 
 }  // namespace
 
-std::unique_ptr<TensorSource> MakeSyntheticSource(const config::ModelConfig& config, uint64_t seed) {
+std::unique_ptr<TensorSource> MakeSyntheticSource(const config::ModelConfig& config,
+                                                  uint64_t seed) {
   return std::make_unique<SyntheticSource>(config, seed);
 }
 

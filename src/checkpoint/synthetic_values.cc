@@ -1,5 +1,6 @@
 #include "checkpoint/synthetic_values.h"
 
+#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include <algorithm>
@@ -27,14 +28,16 @@ inline uint64_t Mix(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-// The sum of four uniform integers below n is close to normal; its mean is 2(n - 1), its variance (n^2 - 1) / 3.
+// The sum of four uniform integers below n is close to normal; its mean is 2(n - 1), its variance
+// (n^2 - 1) / 3.
 constexpr int kSumOf16Mean = 2 * 65535;
 constexpr float kInverseSumOf16Std = 1.0f / 37837.226f;
 constexpr int kSumOf8Mean = 2 * 255;
 constexpr float kSumOf8Std = 147.8f;
 
 inline float UnitNormal(uint64_t h) {
-  const int sum = static_cast<int>((h & 0xffff) + ((h >> 16) & 0xffff) + ((h >> 32) & 0xffff) + (h >> 48));
+  const int sum =
+      static_cast<int>((h & 0xffff) + ((h >> 16) & 0xffff) + ((h >> 32) & 0xffff) + (h >> 48));
   return static_cast<float>(sum - kSumOf16Mean) * kInverseSumOf16Std;
 }
 
@@ -52,8 +55,8 @@ const Fp8Table& Fp8Codes() {
   return table;
 }
 
-// e2m1 codes of a byte: of its 128 magnitudes so many round to each code when the values are N(0, 2^2).
-// Their mean square is 4 exactly.
+// e2m1 codes of a byte: of its 128 magnitudes so many round to each code when the values are N(0,
+// 2^2). Their mean square is 4 exactly.
 using Fp4Table = std::array<uint8_t, 256>;
 const Fp4Table& Fp4Codes() {
   static const Fp4Table table = [] {
@@ -87,7 +90,9 @@ SyntheticValues::SyntheticValues(const TensorSpec& spec, uint64_t seed)
   scale_threshold_ = static_cast<uint32_t>(std::lround((mantissa * mantissa - 1) * (256.0f / 3)));
 }
 
-uint64_t SyntheticValues::Hash(uint64_t counter) const { return Mix(key_ + (counter + 1) * kGolden); }
+uint64_t SyntheticValues::Hash(uint64_t counter) const {
+  return Mix(key_ + (counter + 1) * kGolden);
+}
 
 void SyntheticValues::Fill(int64_t offset, std::span<std::byte> out) const {
   auto word = static_cast<uint64_t>(offset) / kWordBytes;
@@ -143,8 +148,8 @@ float SyntheticValues::NormalAt(uint64_t element) const {
 
 float SyntheticValues::MeanAt(uint64_t element) const {
   if (spec_.values.pattern != Pattern::kHcBase) return spec_.values.mean;
-  // pre: sigmoid(-ln 3) = 1/4, the mean of four streams; post: 2 sigmoid(0) = 1; then the 4x4 logits of
-  // the mixing matrix, whose diagonal stands out.
+  // pre: sigmoid(-ln 3) = 1/4, the mean of four streams; post: 2 sigmoid(0) = 1; then the 4x4
+  // logits of the mixing matrix, whose diagonal stands out.
   if (element < 4) return -1.0986123f;
   if (element < 8) return 0;
   return (element - 8) % 5 == 0 ? 3.0f : 0.0f;
@@ -186,8 +191,8 @@ uint64_t SyntheticValues::ScaleWord(uint64_t word) const {
 }
 
 uint64_t SyntheticValues::ExpertId(uint64_t element) const {
-  // One id from each of k equal ranges of the experts, so that a row's ids differ; then the whole row is
-  // rotated, so that every expert is equally likely.
+  // One id from each of k equal ranges of the experts, so that a row's ids differ; then the whole
+  // row is rotated, so that every expert is equally likely.
   const auto num_experts = static_cast<uint64_t>(spec_.values.num_experts);
   const auto k = static_cast<uint64_t>(spec_.info.shape[1]);
   const uint64_t row = element / k;

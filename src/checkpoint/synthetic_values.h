@@ -1,6 +1,6 @@
-// Values of a synthetic tensor, made on demand: every 8 bytes of it are a pure function of the seed, the
-// tensor's name and their place, so any range can be made on any thread. Integer arithmetic and single
-// FP32 roundings only: the same bytes on every machine. Any thread.
+// Values of a synthetic tensor, made on demand: every 8 bytes of it are a pure function of the
+// seed, the tensor's name and their place, so any range can be made on any thread. Integer
+// arithmetic and single FP32 roundings only: the same bytes on every machine. Any thread.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +37,7 @@ class SyntheticValues {
 
   const TensorSpec& spec_;
   uint64_t key_;
-  uint8_t scale_base_ = 0;      // kScales: a scale is this byte or the next one, which a random
+  uint8_t scale_base_ = 0;        // kScales: a scale is this byte or the next one, which a random
   uint32_t scale_threshold_ = 0;  // byte below the threshold chooses
 };
 

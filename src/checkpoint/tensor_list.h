@@ -16,7 +16,8 @@ TensorInfo MakeTensorInfo(std::string name, FileDType dtype, std::vector<int64_t
 // By binary search in a list that is ordered by name; null when absent.
 const TensorInfo* FindTensor(const std::vector<TensorInfo>& tensors, std::string_view name);
 
-// CHECKs that [offset, offset + bytes) lies inside the tensor: a reader asks for what it was told exists.
+// CHECKs that [offset, offset + bytes) lies inside the tensor: a reader asks for what it was told
+// exists.
 void CheckRange(const TensorInfo& tensor, int64_t offset, size_t bytes);
 
 // "[2048, 64]".

@@ -21,8 +21,8 @@ using config::RoutingKind;
 constexpr int64_t kFp8Block = 128;  // rows and columns under one FP8 scale
 constexpr int64_t kFp4Block = 32;   // columns under one FP4 scale
 
-// Gains over 1/sqrt(fan_in) that keep every sub-layer's output near the size of the residual stream:
-// averaging over keys (wo_a) and the gated product (w2) shrink it.
+// Gains over 1/sqrt(fan_in) that keep every sub-layer's output near the size of the residual
+// stream: averaging over keys (wo_a) and the gated product (w2) shrink it.
 constexpr float kOutputGain = 2.0f;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -72,9 +72,11 @@ class SpecBuilder {
     AddNormal(name + ".weight", TensorPart::kNorms, FileDType::kBF16, {width}, 0.1f, 1);
   }
 
-  void AddFp8(const std::string& name, TensorPart part, int64_t rows, int64_t cols, float gain = 1) {
+  void AddFp8(const std::string& name, TensorPart part, int64_t rows, int64_t cols,
+              float gain = 1) {
     Add(name + ".weight", part, FileDType::kF8E4M3, {rows, cols}, {.pattern = Pattern::kFp8Codes});
-    Add(name + ".scale", part, FileDType::kF8E8M0, {CeilDiv(rows, kFp8Block), CeilDiv(cols, kFp8Block)},
+    Add(name + ".scale", part, FileDType::kF8E8M0,
+        {CeilDiv(rows, kFp8Block), CeilDiv(cols, kFp8Block)},
         {.pattern = Pattern::kScales, .std = gain * FanInStd(cols), .code_std = kFp8CodeStd});
   }
 
@@ -145,8 +147,8 @@ class SpecBuilder {
   void AddExperts(const std::string& name, RoutingKind routing) {
     const int64_t hidden = c_.hidden_size;
     const int64_t inter = c_.moe_intermediate_size;
-    AddNormal(name + ".gate.weight", TensorPart::kRouter, FileDType::kBF16, {c_.num_experts, hidden},
-              FanInStd(hidden));
+    AddNormal(name + ".gate.weight", TensorPart::kRouter, FileDType::kBF16,
+              {c_.num_experts, hidden}, FanInStd(hidden));
     if (routing == RoutingKind::kHash) {
       Add(name + ".gate.tid2eid", TensorPart::kRouter, FileDType::kI64,
           {c_.vocab_size, c_.num_experts_per_token},
@@ -194,7 +196,8 @@ class SpecBuilder {
     const std::string last = fmt::format("mtp.{}.", c_.num_draft_blocks - 1);
     AddNorm(last + "norm", hidden);
     AddHeadMix(last);
-    AddNormal(last + "markov_head.markov_w1.weight", kPart, FileDType::kBF16, {c_.vocab_size, rank}, 1);
+    AddNormal(last + "markov_head.markov_w1.weight", kPart, FileDType::kBF16, {c_.vocab_size, rank},
+              1);
     AddNormal(last + "markov_head.markov_w2.weight", kPart, FileDType::kBF16, {c_.vocab_size, rank},
               FanInStd(rank));
     AddNormal(last + "confidence_head.proj.weight", kPart, FileDType::kF32, {1, hidden + rank},

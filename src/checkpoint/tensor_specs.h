@@ -1,6 +1,6 @@
-// TensorSpec: a tensor of an official checkpoint with what its readers need beside its shape: the part of
-// the model that it belongs to (summaries) and the distribution that a synthetic checkpoint gives it.
-// One table, so that names and shapes are written once. Values; any thread.
+// TensorSpec: a tensor of an official checkpoint with what its readers need beside its shape: the
+// part of the model that it belongs to (summaries) and the distribution that a synthetic checkpoint
+// gives it. One table, so that names and shapes are written once. Values; any thread.
 #pragma once
 
 #include <vector>
@@ -20,7 +20,8 @@ enum class TensorPart {
   kSharedExperts,
   kHyperConnections,
   kNorms,
-  kDraftHeads,  // what only a draft has: MTP's and DSpark's projections, Markov and confidence heads
+  kDraftHeads,  // what only a draft has: MTP's and DSpark's projections, Markov and confidence
+                // heads
 };
 
 // How synthetic elements are drawn.

@@ -28,7 +28,8 @@ bool IsPlainName(const std::string& name) {
 }
 
 // Where files of the folder may lie: the repository's cache for a Hugging Face snapshot
-// (models--ORG--NAME/snapshots/REVISION, whose links lead to models--ORG--NAME/blobs), else the folder.
+// (models--ORG--NAME/snapshots/REVISION, whose links lead to models--ORG--NAME/blobs), else the
+// folder.
 fs::path ConfiningRoot(const fs::path& real_dir) {
   const fs::path snapshots = real_dir.parent_path();
   const fs::path repository = snapshots.parent_path();
@@ -46,13 +47,15 @@ Result<WeightMap> ParseIndex(const std::string& path, const std::string& text) {
   if (!root.ok()) return BadModel(fmt::format("{}: {}", path, root.status().message()));
   const json::Value* map = root->Find("weight_map");
   if (map == nullptr || !map->is_object() || map->members().empty()) {
-    return BadModel(fmt::format("{}: weight_map is missing, expected an object of tensor: file", path));
+    return BadModel(
+        fmt::format("{}: weight_map is missing, expected an object of tensor: file", path));
   }
   std::map<std::string, size_t> files;
   for (const json::Member& member : map->members()) {
     if (!member.value.is_string() || !IsPlainName(member.value.AsString())) {
-      return BadModel(fmt::format("{}: tensor {} lies in {}, expected a file name inside the folder", path,
-                                  json::Quote(member.key), json::Dump(member.value)));
+      return BadModel(
+          fmt::format("{}: tensor {} lies in {}, expected a file name inside the folder", path,
+                      json::Quote(member.key), json::Dump(member.value)));
     }
     files.emplace(member.value.AsString(), 0);
     if (files.size() > kMaxFiles) {
@@ -81,7 +84,8 @@ Result<WeightMap> LoadWeightMap(const std::string& dir) {
     return ParseIndex((folder / kIndexName).string(), text);
   }
   if (fs::exists(folder / kSingleName, error)) return WeightMap{{kSingleName}, {}};
-  return NotFound(fmt::format("{}: no weights here, expected {} or {}", dir, kIndexName, kSingleName));
+  return NotFound(
+      fmt::format("{}: no weights here, expected {} or {}", dir, kIndexName, kSingleName));
 }
 
 Result<std::string> ConfinedPath(const std::string& dir, const std::string& name) {
@@ -95,8 +99,9 @@ Result<std::string> ConfinedPath(const std::string& dir, const std::string& name
                                 error.message()));
   }
   if (!IsInside(real_path, ConfiningRoot(real_dir))) {
-    return BadModel(fmt::format("{} is a link to {}, outside of the model's folder; copy or move the file",
-                                path.string(), real_path.string()));
+    return BadModel(
+        fmt::format("{} is a link to {}, outside of the model's folder; copy or move the file",
+                    path.string(), real_path.string()));
   }
   return real_path.string();
 }

@@ -21,8 +21,9 @@ struct WeightMap {
 // kNotFound when the folder has neither an index nor a single file.
 Result<WeightMap> LoadWeightMap(const std::string& dir);
 
-// The path of a file of the folder, its links followed. They may lead to another place in the folder or,
-// for a snapshot in the Hugging Face cache, in that repository's cache; kBadModel otherwise.
+// The path of a file of the folder, its links followed. They may lead to another place in the
+// folder or, for a snapshot in the Hugging Face cache, in that repository's cache; kBadModel
+// otherwise.
 Result<std::string> ConfinedPath(const std::string& dir, const std::string& name);
 
 }  // namespace fathom::checkpoint
