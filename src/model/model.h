@@ -1,5 +1,6 @@
-// DeepSeekV4: one device's share of the model. Knows layers, not requests. Forward is called by one thread
-// at a time (the worker's). Weights, workspace and KV cache are three lifetimes, owned separately.
+// DeepSeekV4: one device's share of the model. Knows layers, not requests. Forward is called by one
+// thread at a time (the worker's). Weights, workspace and KV cache are three lifetimes, owned
+// separately.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +29,16 @@ struct KvCacheView {
 
 // One step's flattened batch, host memory. S sequences, T tokens; sequence s owns tokens
 // [cu_seqlens_q[s], cu_seqlens_q[s+1]), which stand at positions num_computed[s]...
+// Block tables hold every block up to the last token. Window tables hold the pages of positions
+// [num_computed - (sliding_window - 1), num_computed), which are read, and of the step's last
+// sliding_window - 1 + kMaxRollbackTokens positions, which are written; pages between may be -1,
+// and pages before first_window_page are left out. A step with num_computed 0 resets the state
+// slot.
 struct ForwardBatch {
-  std::span<const int32_t> token_ids;      // [T]
-  std::span<const int32_t> cu_seqlens_q;   // [S + 1]
-  std::span<const int32_t> num_computed;   // [S]
-  std::span<const int32_t> block_tables;   // [S, max_blocks], padded with -1
+  std::span<const int32_t> token_ids;     // [T]
+  std::span<const int32_t> cu_seqlens_q;  // [S + 1]
+  std::span<const int32_t> num_computed;  // [S]
+  std::span<const int32_t> block_tables;  // [S, max_blocks], padded with -1
   int max_blocks = 0;
   std::span<const int32_t> window_tables;  // [S, max_window_pages], padded with -1
   int max_window_pages = 0;
@@ -41,7 +47,8 @@ struct ForwardBatch {
   std::span<const int32_t> logits_rows;        // token rows whose logits are wanted, ascending
 };
 
-// What a comparison with an oracle needs: the choices the model made. Host memory, filled when given.
+// What a comparison with an oracle needs: the choices the model made. Expert ids and entries
+// ascend. OnIndex is called for ratio-4 layers. Called on the thread of Forward.
 struct ChoiceRecorder {
   virtual ~ChoiceRecorder() = default;
   virtual void OnRouting(int layer, int token_row, std::span<const int32_t> expert_ids) = 0;
@@ -58,8 +65,8 @@ class DeepSeekV4 {
  public:
   virtual ~DeepSeekV4() = default;
 
-  // Runs the batch, updates the KV cache, and writes FP32 logits [logits_rows.size(), vocab_size] to
-  // `logits` (device memory). `recorder` may be null.
+  // Runs the batch, updates the KV cache, and writes FP32 logits [logits_rows.size(), vocab_size]
+  // to `logits` (device memory). `recorder` may be null.
   virtual void Forward(const ForwardBatch& batch, const KvCacheView& kv, float* logits,
                        device::Stream& stream, ChoiceRecorder* recorder) = 0;
 };

@@ -1,11 +1,14 @@
-// The compressor: pools the rows c = wkv h and z = wgate h + ape[position mod r] into one entry per r tokens by
-// a softmax of z per channel, FP32 throughout; then b() -> RMSNorm -> b() -> rope at r * j -> b() -> stored.
-//   Ratio 4 (width 2d): entry j pools tokens 4j-4..4j-1 with columns [0, d) and 4j..4j+3 with [d, 2d); entry 0
+// The compressor: pools the rows c = wkv h and z = wgate h + ape[position mod r] into one entry per
+// r tokens by a softmax of z per channel, FP32 throughout; then b() -> RMSNorm -> b() -> rope at r
+// * j -> b() -> stored.
+//   Ratio 4 (width 2d): entry j pools tokens 4j-4..4j-1 with columns [0, d) and 4j..4j+3 with [d,
+//   2d); entry 0
 //     only the latter.
 //   Ratio 128 (width d): entry j pools its 128 tokens, one by one in position order:
 //     m' = max(m, z); l = l * exp(m - m') + exp(z - m'); acc = acc * exp(m - m') + exp(z - m') * c.
-// Rows of earlier steps come from the state slot, which is then brought up to date (kv_cache/kv_layout.h).
-// The state runs behind by kMaxRollbackTokens, so that a sequence can be taken back that far.
+// Rows of earlier steps come from the state slot, which is then brought up to date
+// (kv_cache/kv_layout.h). The state runs behind by kMaxRollbackTokens, so that a sequence can be
+// taken back that far.
 #pragma once
 
 #include <cstdint>
@@ -33,12 +36,12 @@ template <typename T>
 struct CompressorParams {
   BatchView batch;
   std::span<const CompressedEntry> entries;
-  int ratio = 0;            // 4 or 128
-  int dim = 0;              // d; at most kMaxEntrySize
+  int ratio = 0;  // 4 or 128
+  int dim = 0;    // d; at most kMaxEntrySize
   int rope_dim = 0;
-  const float* c = nullptr;    // [T, width]
-  const float* z = nullptr;    // [T, width], without ape
-  const float* ape = nullptr;  // [ratio, width]
+  const float* c = nullptr;               // [T, width]
+  const float* z = nullptr;               // [T, width], without ape
+  const float* ape = nullptr;             // [ratio, width]
   const BFloat16* norm_weight = nullptr;  // [d]
   float norm_eps = 0;
   std::span<const float> frequencies;  // [rope_dim / 2]

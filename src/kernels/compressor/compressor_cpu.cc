@@ -1,9 +1,8 @@
-#include "kernels/compressor/compressor.h"
-
 #include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
+#include "kernels/compressor/compressor.h"
 #include "kernels/compressor/pooling.h"
 #include "kernels/indexer/index_vector.h"
 #include "kernels/norm/norm.h"
@@ -86,7 +85,8 @@ class SequenceRows {
 };
 
 template <typename T>
-void PoolC4(const CompressorParams<T>& p, const SequenceRows<T>& rows, int32_t entry, float* pooled) {
+void PoolC4(const CompressorParams<T>& p, const SequenceRows<T>& rows, int32_t entry,
+            float* pooled) {
   float scratch[8][2 * kMaxEntrySize];
   PoolRow pool[8];
   int n = 0;
@@ -109,7 +109,8 @@ void MergeRows(const CompressorParams<T>& p, const SequenceRows<T>& rows, int32_
 }
 
 template <typename T>
-void PoolC128(const CompressorParams<T>& p, const SequenceRows<T>& rows, int32_t entry, float* pooled) {
+void PoolC128(const CompressorParams<T>& p, const SequenceRows<T>& rows, int32_t entry,
+              float* pooled) {
   float m[kMaxEntrySize], l[kMaxEntrySize], acc[kMaxEntrySize];
   OnlineSoftmax sum{m, l, acc};
   const int32_t begin = 128 * entry;
@@ -157,7 +158,8 @@ void FinishEntry(const CompressorParams<T>& p, const CompressedEntry& e, const f
   for (int i = 0; i < p.rope_dim; ++i) tail[i] = Round<T>(tail[i]);
 
   const int page = e.entry / p.cache.entries_per_page;
-  const int32_t block = p.batch.block_tables[static_cast<size_t>(e.seq * p.batch.max_blocks + page)];
+  const int32_t block =
+      p.batch.block_tables[static_cast<size_t>(e.seq * p.batch.max_blocks + page)];
   CHECK_GE(block, 0);
   const EntrySlot slot = p.cache.At(block, e.entry % p.cache.entries_per_page);
   if (p.output == CompressorOutput::kKvEntry) {

@@ -1,8 +1,8 @@
-#include "kernels/compressor/pooling.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
+
+#include "kernels/compressor/pooling.h"
 
 namespace fathom::kernels {
 

@@ -1,5 +1,4 @@
 #include "kernels/gemm/gemm.h"
-
 #include "kernels/gemm/gemm_rows.h"
 
 namespace fathom::kernels {

@@ -1,5 +1,5 @@
-// A block of a product on the calling thread: scratch on the stack, rows of x gathered by a function. Shared by
-// gemm and grouped_gemm on the CPU.
+// A block of a product on the calling thread: scratch on the stack, rows of x gathered by a
+// function. Shared by gemm and grouped_gemm on the CPU.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,8 @@ namespace fathom::kernels {
 inline constexpr int kMaxBlockRows = 64;  // of x, and of W, in one block
 inline constexpr int64_t kPanelFloats = kMaxGemmCols;
 
-// Weight rows of one task: as many as are widened once into a panel, few enough to share among threads.
+// Weight rows of one task: as many as are widened once into a panel, few enough to share among
+// threads.
 inline int WeightBlockRows(int64_t cols) {
   const int64_t rows = kPanelFloats / std::max<int64_t>(cols, 1) / 4 * 4;
   return static_cast<int>(std::clamp<int64_t>(rows, 4, 32));
@@ -26,8 +27,8 @@ inline void WidenRow(const BFloat16* in, float* out, int64_t size) {
 }
 inline void WidenRow(const float* in, float* out, int64_t size) { std::copy(in, in + size, out); }
 
-// Calls store(i0, m, y) for consecutive blocks of rows i0..i0+m of x: y[i][j] = dot(row(i0 + i), W row
-// first_row + j), rows of y kMaxBlockRows apart. row(i) points at w.cols values of type X.
+// Calls store(i0, m, y) for consecutive blocks of rows i0..i0+m of x: y[i][j] = dot(row(i0 + i), W
+// row first_row + j), rows of y kMaxBlockRows apart. row(i) points at w.cols values of type X.
 template <typename RowFn, typename StoreFn>
 void MultiplyRows(const WeightMatrix& w, int64_t first_row, int n, int64_t m, const RowFn& row,
                   const StoreFn& store) {

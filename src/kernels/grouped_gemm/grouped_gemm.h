@@ -1,6 +1,7 @@
 // The experts of a layer: for every token its k routed experts and the shared one.
 //   gate = b(w1 x), up = b(w3 x), clamped to L = swiglu_limit; t = b(weight * silu(gate) * up);
-//   y = b(sum of b(w2 t) over the chosen experts by ascending id, then the shared expert), the sum in FP32.
+//   y = b(sum of b(w2 t) over the chosen experts by ascending id, then the shared expert), the sum
+//   in FP32.
 // Official numerics: x holds FP8 values (kernels/quantize), t is quantized likewise before w2.
 // Tokens are gathered per expert; a result does not depend on which tokens are together.
 #pragma once
@@ -22,8 +23,8 @@ struct ExpertMatrices {
 struct ExpertWorkspace {
   int64_t max_tokens = 0;
   int64_t max_intermediate = 0;
-  void* t = nullptr;            // T [max_tokens * (k + 1), max_intermediate]
-  void* y = nullptr;            // T [max_tokens * (k + 1), H]
+  void* t = nullptr;              // T [max_tokens * (k + 1), max_intermediate]
+  void* y = nullptr;              // T [max_tokens * (k + 1), H]
   int32_t* pair_token = nullptr;  // [max_tokens * (k + 1)]
   int32_t* pair_of = nullptr;     // [max_tokens, k + 1]
   int32_t* first_pair = nullptr;  // [num_experts + 2]

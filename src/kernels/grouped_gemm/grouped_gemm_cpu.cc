@@ -8,8 +8,8 @@
 namespace fathom::kernels {
 namespace {
 
-// A piece of at most workspace.max_tokens tokens. Pairs are (token, expert), sorted by expert, then token;
-// the shared expert counts as the last, with every token and weight 1.
+// A piece of at most workspace.max_tokens tokens. Pairs are (token, expert), sorted by expert, then
+// token; the shared expert counts as the last, with every token and weight 1.
 template <typename T>
 class ExpertPiece {
  public:
@@ -25,7 +25,8 @@ class ExpertPiece {
     GroupPairs();
     const int64_t hidden = Matrices(0).w1.cols;
     int64_t intermediate = 0;
-    for (int g = 0; g < num_groups_; ++g) intermediate = std::max(intermediate, Matrices(g).w1.rows);
+    for (int g = 0; g < num_groups_; ++g)
+      intermediate = std::max(intermediate, Matrices(g).w1.rows);
     CHECK_LE(intermediate, w_.max_intermediate);
     ForEachBlock(pool, intermediate, WeightBlockRows(hidden),
                  [&](int g, int64_t row, int n) { GateUp(g, row, n); });
@@ -71,7 +72,8 @@ class ExpertPiece {
     w_.first_pair[0] = 0;
   }
 
-  // Calls body(group, first weight row, number of rows) for all blocks of the experts that have tokens.
+  // Calls body(group, first weight row, number of rows) for all blocks of the experts that have
+  // tokens.
   template <typename Body>
   void ForEachBlock(ThreadPool& pool, int64_t rows, int block, const Body& body) {
     const int64_t blocks = (rows + block - 1) / block;

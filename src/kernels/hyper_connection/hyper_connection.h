@@ -1,5 +1,6 @@
 // Hyper-connections: four residual streams mixed around every sub-layer.
-//   pre:  from the 24 raw mixes flat(x) · fn^T (a gemm) makes pre, post and C (softmax and Sinkhorn), then the
+//   pre:  from the 24 raw mixes flat(x) · fn^T (a gemm) makes pre, post and C (softmax and
+//   Sinkhorn), then the
 //         sub-layer's input y = b(rms_norm(b(sum_i pre_i x_i))).
 //   post: x_k = b(post_k * y + sum_j C[j][k] * x_j), in place.
 //   head: y = b(sum_i pre_i x_i) from 4 raw mixes; the final norm is separate.
@@ -27,9 +28,9 @@ struct HyperConnectionPreParams {
   const T* streams = nullptr;  // [num_tokens, 4, hidden]
   int64_t num_tokens = 0;
   int64_t hidden = 0;
-  const float* mixes = nullptr;  // [num_tokens, 24], raw
-  const float* scale = nullptr;  // [3]
-  const float* base = nullptr;   // [24]
+  const float* mixes = nullptr;           // [num_tokens, 24], raw
+  const float* scale = nullptr;           // [3]
+  const float* base = nullptr;            // [24]
   const BFloat16* norm_weight = nullptr;  // [hidden]
   HyperConnectionConstants constants;
   T* y = nullptr;         // [num_tokens, hidden]

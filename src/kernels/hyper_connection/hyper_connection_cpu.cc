@@ -65,7 +65,9 @@ void PreToken(const HyperConnectionPreParams<T>& p, int64_t t) {
   const T* x = p.streams + t * kS * p.hidden;
   const float inverse_rms = InverseRms(x, kS * p.hidden, p.constants.norm_eps);
   const float* raw = p.mixes + t * kNumMixes;
-  const auto mix = [&](int i, int part) { return raw[i] * inverse_rms * p.scale[part] + p.base[i]; };
+  const auto mix = [&](int i, int part) {
+    return raw[i] * inverse_rms * p.scale[part] + p.base[i];
+  };
   float pre[kS], comb[kS][kS];
   for (int i = 0; i < kS; ++i) pre[i] = Sigmoid(mix(i, 0)) + p.constants.hc_eps;
   for (int i = 0; i < kS; ++i) p.post[t * kS + i] = 2.0f * Sigmoid(mix(kS + i, 1));
@@ -103,7 +105,8 @@ void HeadToken(const HyperConnectionHeadParams<T>& p, int64_t t) {
   const float inverse_rms = InverseRms(x, kS * p.hidden, p.constants.norm_eps);
   float pre[kS];
   for (int i = 0; i < kS; ++i) {
-    pre[i] = Sigmoid(p.mixes[t * kS + i] * inverse_rms * p.scale[0] + p.base[i]) + p.constants.hc_eps;
+    pre[i] =
+        Sigmoid(p.mixes[t * kS + i] * inverse_rms * p.scale[0] + p.base[i]) + p.constants.hc_eps;
   }
   MixStreams(x, pre, p.hidden, p.y + t * p.hidden);
 }
@@ -114,23 +117,26 @@ int64_t TokensPerTask(int64_t hidden) { return std::max<int64_t>(1, (1 << 12) / 
 
 template <typename T>
 void Launch(const HyperConnectionPreParams<T>& p, device::Stream& stream) {
-  stream.thread_pool().ParallelFor(p.num_tokens, TokensPerTask(p.hidden), [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) PreToken(p, t);
-  });
+  stream.thread_pool().ParallelFor(p.num_tokens, TokensPerTask(p.hidden),
+                                   [&](int64_t begin, int64_t end) {
+                                     for (int64_t t = begin; t < end; ++t) PreToken(p, t);
+                                   });
 }
 
 template <typename T>
 void Launch(const HyperConnectionPostParams<T>& p, device::Stream& stream) {
-  stream.thread_pool().ParallelFor(p.num_tokens, TokensPerTask(p.hidden), [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) PostToken(p, t);
-  });
+  stream.thread_pool().ParallelFor(p.num_tokens, TokensPerTask(p.hidden),
+                                   [&](int64_t begin, int64_t end) {
+                                     for (int64_t t = begin; t < end; ++t) PostToken(p, t);
+                                   });
 }
 
 template <typename T>
 void Launch(const HyperConnectionHeadParams<T>& p, device::Stream& stream) {
-  stream.thread_pool().ParallelFor(p.num_tokens, TokensPerTask(p.hidden), [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) HeadToken(p, t);
-  });
+  stream.thread_pool().ParallelFor(p.num_tokens, TokensPerTask(p.hidden),
+                                   [&](int64_t begin, int64_t end) {
+                                     for (int64_t t = begin; t < end; ++t) HeadToken(p, t);
+                                   });
 }
 
 template void Launch(const HyperConnectionPreParams<BFloat16>&, device::Stream&);

@@ -1,6 +1,6 @@
-#include "kernels/indexer/index_vector.h"
-
 #include <cmath>
+
+#include "kernels/indexer/index_vector.h"
 
 namespace fathom::kernels {
 

@@ -1,9 +1,10 @@
 // The indexer of ratio-4 layers: which compressed entries a token attends to.
-//   IndexQuery, in place: rope on the last rope_dim at the token's position, rotation (index_vector.h),
+//   IndexQuery, in place: rope on the last rope_dim at the token's position, rotation
+//   (index_vector.h),
 //     rounding to the index cache's type.
 //   IndexSelect: w_h = b(b(weights_proj h) * weight_scale); score_j = sum over h ascending of
-//     relu(q_h · k_j) * w_h, FP32; the topk best of the visible entries, higher score first, then lower index.
-//     All of them when there are no more than topk (nothing is scored).
+//     relu(q_h · k_j) * w_h, FP32; the topk best of the visible entries, higher score first, then
+//     lower index. All of them when there are no more than topk (nothing is scored).
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,8 @@ struct IndexQueryParams {
 template <typename T>
 struct IndexSelectParams {
   BatchView batch;
-  const T* q = nullptr;  // [num_tokens, num_heads, dim]; may be null when no token has more than topk
+  const T* q =
+      nullptr;  // [num_tokens, num_heads, dim]; may be null when no token has more than topk
   const T* projected = nullptr;  // [num_tokens, num_heads], weights_proj h
   float weight_scale = 0;        // dim^-0.5 * num_heads^-0.5
   int num_heads = 0;

@@ -1,11 +1,10 @@
-#include "kernels/indexer/indexer.h"
-
 #include <algorithm>
 #include <bit>
 
 #include "base/check.h"
 #include "kernels/gemm/gemm_rows.h"
 #include "kernels/indexer/index_vector.h"
+#include "kernels/indexer/indexer.h"
 #include "kernels/parallel.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/rope/rope.h"
@@ -22,12 +21,14 @@ uint64_t SortKey(float score, int32_t entry) {
   const uint32_t ordered = (u & 0x80000000u) != 0 ? ~u : u | 0x80000000u;
   return uint64_t{ordered} << 32 | (0xffffffffu - static_cast<uint32_t>(entry));
 }
-int32_t EntryOf(uint64_t key) { return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key)); }
+int32_t EntryOf(uint64_t key) {
+  return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key));
+}
 
 // Scores of the n keys from entry j0, into scores[0, n).
 template <typename T>
-void ScoreTile(const IndexSelectParams<T>& p, int64_t token, const int32_t* blocks, int32_t j0, int n,
-               float* scores) {
+void ScoreTile(const IndexSelectParams<T>& p, int64_t token, const int32_t* blocks, int32_t j0,
+               int n, float* scores) {
   float keys[kKeyTile * kMaxIndexHeadDim];
   for (int i = 0; i < n; ++i) {
     const int32_t j = j0 + i;
@@ -35,7 +36,8 @@ void ScoreTile(const IndexSelectParams<T>& p, int64_t token, const int32_t* bloc
         p.keys.At(blocks[j / p.keys.entries_per_page], j % p.keys.entries_per_page);
     LoadIndexKey(slot, p.dim, p.dtype, keys + i * p.dim);
   }
-  const WeightMatrix key_rows{WeightDType::kF32, n, p.dim, reinterpret_cast<const std::byte*>(keys)};
+  const WeightMatrix key_rows{WeightDType::kF32, n, p.dim,
+                              reinterpret_cast<const std::byte*>(keys)};
   std::fill(scores, scores + n, 0.0f);
   float q[kHeadTile * kMaxIndexHeadDim], dots[kHeadTile * kKeyTile];
   for (int h0 = 0; h0 < p.num_heads; h0 += kHeadTile) {

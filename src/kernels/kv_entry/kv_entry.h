@@ -1,7 +1,8 @@
-// Cache entries and index keys as bytes: one row written or read on the calling thread. The layout of a block
-// or page is kv_cache/kv_layout.h's: one layer's entries are all data parts, then all scale parts.
-//   KV entry, official: FP8 per 64 on the first head_dim - rope_dim values, BF16 for the rest; fp32: floats.
-//   Index key: FP4 per 32 or FP8 per 128 with FP32 scale, official; fp32: floats.
+// Cache entries and index keys as bytes: one row written or read on the calling thread. The layout
+// of a block or page is kv_cache/kv_layout.h's: one layer's entries are all data parts, then all
+// scale parts.
+//   KV entry, official: FP8 per 64 on the first head_dim - rope_dim values, BF16 for the rest;
+//   fp32: floats. Index key: FP4 per 32 or FP8 per 128 with FP32 scale, official; fp32: floats.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +37,8 @@ struct PagedEntries {
   }
 };
 
-// The entries of `kind_layer`; data and scale bytes of a KV entry of these sizes, or of an index key.
+// The entries of `kind_layer`; data and scale bytes of a KV entry of these sizes, or of an index
+// key.
 template <typename T>
 PagedEntries KvEntries(std::byte* pool, int64_t page_bytes, const kv_cache::EntryLayout& layout,
                        int kind_layer, int head_dim, int rope_dim);

@@ -34,8 +34,9 @@ PagedEntries KvEntries(std::byte* pool, int64_t page_bytes, const kv_cache::Entr
 
 PagedEntries IndexKeys(std::byte* pool, int64_t page_bytes, const kv_cache::EntryLayout& layout,
                        int kind_layer, int dim, IndexKeyDType dtype) {
-  const int data_bytes =
-      dtype == IndexKeyDType::kFp4 ? dim / 2 : dtype == IndexKeyDType::kFp8 ? dim : dim * 4;
+  const int data_bytes = dtype == IndexKeyDType::kFp4   ? dim / 2
+                         : dtype == IndexKeyDType::kFp8 ? dim
+                                                        : dim * 4;
   return Entries(pool, page_bytes, layout, kind_layer, data_bytes);
 }
 
@@ -65,7 +66,8 @@ void LoadKvEntry<BFloat16>(EntrySlot slot, int head_dim, int rope_dim, float* va
     const float scale = Ue8m0ToFloat(Bytes(slot.scales)[i / kKvEntryBlock]);
     Simd().fp8_to_float(Bytes(slot.data) + i, scale, values + i, kKvEntryBlock);
   }
-  Simd().bf16_to_float(reinterpret_cast<const BFloat16*>(slot.data + num_fp8), values + num_fp8, rope_dim);
+  Simd().bf16_to_float(reinterpret_cast<const BFloat16*>(slot.data + num_fp8), values + num_fp8,
+                       rope_dim);
 }
 
 template <>
@@ -77,7 +79,8 @@ void StoreIndexKey(const float* values, int dim, IndexKeyDType dtype, EntrySlot 
   switch (dtype) {
     case IndexKeyDType::kFp4:
       for (int i = 0; i < dim; i += kFp4Block) {
-        Bytes(slot.scales)[i / kFp4Block] = QuantizeFp4(values + i, kFp4Block, Bytes(slot.data) + i / 2);
+        Bytes(slot.scales)[i / kFp4Block] =
+            QuantizeFp4(values + i, kFp4Block, Bytes(slot.data) + i / 2);
       }
       return;
     case IndexKeyDType::kFp8: {
@@ -109,7 +112,9 @@ void LoadIndexKey(EntrySlot slot, int dim, IndexKeyDType dtype, float* values) {
   }
 }
 
-template PagedEntries KvEntries<BFloat16>(std::byte*, int64_t, const kv_cache::EntryLayout&, int, int, int);
-template PagedEntries KvEntries<float>(std::byte*, int64_t, const kv_cache::EntryLayout&, int, int, int);
+template PagedEntries KvEntries<BFloat16>(std::byte*, int64_t, const kv_cache::EntryLayout&, int,
+                                          int, int);
+template PagedEntries KvEntries<float>(std::byte*, int64_t, const kv_cache::EntryLayout&, int, int,
+                                       int);
 
 }  // namespace fathom::kernels

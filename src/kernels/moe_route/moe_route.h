@@ -1,6 +1,6 @@
-// Which experts a token goes to, and with what weights. s = sqrt(softplus(logit)), FP32. Score routing takes
-// the top k of s + bias (ties: the lower id); hash routing takes tid2eid[token]. Weights are the chosen s over
-// their sum, times routed_scaling_factor.
+// Which experts a token goes to, and with what weights. s = sqrt(softplus(logit)), FP32. Score
+// routing takes the top k of s + bias (ties: the lower id); hash routing takes tid2eid[token].
+// Weights are the chosen s over their sum, times routed_scaling_factor.
 #pragma once
 
 #include <cstdint>

@@ -13,9 +13,9 @@ namespace fathom::kernels {
 
 template <typename T>
 struct RmsNormParams {
-  const T* x = nullptr;               // [num_rows, size], rows x_stride apart
-  const BFloat16* weight = nullptr;   // [size]
-  T* y = nullptr;                     // [num_rows, size], rows y_stride apart; may be x
+  const T* x = nullptr;              // [num_rows, size], rows x_stride apart
+  const BFloat16* weight = nullptr;  // [size]
+  T* y = nullptr;                    // [num_rows, size], rows y_stride apart; may be x
   int64_t num_rows = 0;
   int64_t size = 0;
   int64_t x_stride = 0;

@@ -8,7 +8,9 @@ namespace fathom::kernels {
 namespace {
 
 // Rows of one task: enough work to be worth a thread.
-int64_t RowsPerTask(int64_t size) { return std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(size, 1)); }
+int64_t RowsPerTask(int64_t size) {
+  return std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(size, 1));
+}
 
 template <typename T>
 void HeadNormRow(T* q, float eps, int64_t size) {
@@ -30,25 +32,29 @@ void RmsNormRow(const T* x, const BFloat16* weight, float eps, int64_t size, T* 
     return v * v;
   });
   const float scale = 1.0f / std::sqrt(sum / static_cast<float>(size) + eps);
-  for (int64_t i = 0; i < size; ++i) y[i] = FromFloat<T>(ToFloat(x[i]) * scale * ToFloat(weight[i]));
+  for (int64_t i = 0; i < size; ++i)
+    y[i] = FromFloat<T>(ToFloat(x[i]) * scale * ToFloat(weight[i]));
 }
 
 template <typename T>
 void Launch(const RmsNormParams<T>& p, device::Stream& stream) {
   if (stream.kind() == device::DeviceKind::kCuda) return LaunchCuda(p, stream);
-  stream.thread_pool().ParallelFor(p.num_rows, RowsPerTask(p.size), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      RmsNormRow(p.x + row * p.x_stride, p.weight, p.eps, p.size, p.y + row * p.y_stride);
-    }
-  });
+  stream.thread_pool().ParallelFor(
+      p.num_rows, RowsPerTask(p.size), [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+          RmsNormRow(p.x + row * p.x_stride, p.weight, p.eps, p.size, p.y + row * p.y_stride);
+        }
+      });
 }
 
 template <typename T>
 void Launch(const HeadNormParams<T>& p, device::Stream& stream) {
   if (stream.kind() == device::DeviceKind::kCuda) return LaunchCuda(p, stream);
-  stream.thread_pool().ParallelFor(p.num_rows, RowsPerTask(p.size), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) HeadNormRow(p.q + row * p.size, p.eps, p.size);
-  });
+  stream.thread_pool().ParallelFor(p.num_rows, RowsPerTask(p.size),
+                                   [&](int64_t begin, int64_t end) {
+                                     for (int64_t row = begin; row < end; ++row)
+                                       HeadNormRow(p.q + row * p.size, p.eps, p.size);
+                                   });
 }
 
 template void RmsNormRow(const BFloat16*, const BFloat16*, float, int64_t, BFloat16*);

@@ -1,5 +1,5 @@
-// One block a row: each thread sums a stripe, the block adds the stripes by shuffles, then writes the row.
-// Memory-bound: the row is read twice, the second time from L1 or L2.
+// One block a row: each thread sums a stripe, the block adds the stripes by shuffles, then writes
+// the row. Memory-bound: the row is read twice, the second time from L1 or L2.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -34,8 +34,8 @@ __device__ float BlockSum(float x) {
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    RmsNormKernel(const T* __restrict__ x, const __nv_bfloat16* __restrict__ weight, T* y, int64_t size,
-                  int64_t x_stride, int64_t y_stride, float eps) {
+    RmsNormKernel(const T* __restrict__ x, const __nv_bfloat16* __restrict__ weight, T* y,
+                  int64_t size, int64_t x_stride, int64_t y_stride, float eps) {
   x += int64_t{blockIdx.x} * x_stride;
   y += int64_t{blockIdx.x} * y_stride;
   float sum = 0;
@@ -85,8 +85,8 @@ void LaunchCuda(const HeadNormParams<T>& p, device::Stream& stream) {
   using U = typename CudaType<T>::type;
   if (p.num_rows == 0) return;
   HeadNormKernel<U><<<static_cast<unsigned>(p.num_rows), kThreads, 0,
-                      static_cast<cudaStream_t>(stream.native_handle())>>>(reinterpret_cast<U*>(p.q),
-                                                                           p.size, p.eps);
+                      static_cast<cudaStream_t>(stream.native_handle())>>>(
+      reinterpret_cast<U*>(p.q), p.size, p.eps);
   CheckLaunch();
 }
 

@@ -1,5 +1,5 @@
-// The CUDA side of norm.h: same contract, within one unit in the last place (the sum is taken in another
-// order). Enqueues on the stream and returns. Without CUDA code no stream is a CUDA stream.
+// The CUDA side of norm.h: same contract, within one unit in the last place (the sum is taken in
+// another order). Enqueues on the stream and returns. Without CUDA code no stream is a CUDA stream.
 #pragma once
 
 #include "kernels/norm/norm.h"

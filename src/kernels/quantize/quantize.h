@@ -20,7 +20,8 @@ uint8_t QuantizeFp8(const float* x, int size, uint8_t* codes);
 // Writes size / 2 bytes, the even element in the low nibble, and returns the scale as ue8m0.
 uint8_t QuantizeFp4(const float* x, int size, uint8_t* codes);
 
-// What the linear layers see: y = dequantized FP8 per token and 128 columns (the last block may be short).
+// What the linear layers see: y = dequantized FP8 per token and 128 columns (the last block may be
+// short).
 template <typename T>
 struct QuantizeParams {
   const T* x = nullptr;  // [num_rows, size], rows x_stride apart

@@ -59,7 +59,8 @@ void QuantizeRow(const T* x, int64_t size, T* y) {
     const float s = Ue8m0ToFloat(CeilToUe8m0(a * kFp8Inverse));
     const float inverse = 1.0f / s;  // exact
     for (int64_t i = 0; i < n; ++i) {
-      y[begin + i] = FromFloat<T>(NearestFp8Value(std::clamp(block[i] * inverse, -448.0f, 448.0f)) * s);
+      y[begin + i] =
+          FromFloat<T>(NearestFp8Value(std::clamp(block[i] * inverse, -448.0f, 448.0f)) * s);
     }
   }
 }

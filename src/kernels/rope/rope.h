@@ -12,8 +12,8 @@
 
 namespace fathom::kernels {
 
-// f_i, i < rope_dim / 2: plain of rope_theta for window layers and drafts; of compress_rope_theta with YaRN
-// for compressed layers.
+// f_i, i < rope_dim / 2: plain of rope_theta for window layers and drafts; of compress_rope_theta
+// with YaRN for compressed layers.
 std::vector<float> RopeFrequencies(const config::ModelConfig& config, config::LayerKind kind);
 
 // out[2i], out[2i+1] = cosine and sine of fl32(position * f_i).

@@ -29,7 +29,8 @@ std::vector<float> RopeFrequencies(const config::ModelConfig& c, config::LayerKi
   double high = std::min(std::ceil(CorrectionDim(c.yarn.beta_slow, c)), c.rope_dim - 1.0);
   if (low == high) high += 0.001;
   for (size_t i = 0; i < frequencies.size(); ++i) {
-    const float ramp = static_cast<float>((static_cast<double>(i) - low)) / static_cast<float>(high - low);
+    const float ramp =
+        static_cast<float>((static_cast<double>(i) - low)) / static_cast<float>(high - low);
     const float g = std::clamp(ramp, 0.0f, 1.0f);
     const float f = frequencies[i];
     frequencies[i] = f / static_cast<float>(c.yarn.factor) * g + f * (1.0f - g);

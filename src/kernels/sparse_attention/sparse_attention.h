@@ -1,11 +1,14 @@
-// Attention of every head over one shared entry per key (K = V): the token's window, then compressed entries.
-//   WindowStore: rounds the step's own entries to what the cache holds (in place, so that this step reads what
+// Attention of every head over one shared entry per key (K = V): the token's window, then
+// compressed entries.
+//   WindowStore: rounds the step's own entries to what the cache holds (in place, so that this step
+//   reads what
 //     later steps will), and writes to the window pages those that a later step can reach.
-//   SparseAttention, in place on q: keys of position i are the window max(0, i - window + 1)..i, then the
-//     selected (ratio 4) or all visible (ratio 128) compressed entries, ascending. s = q · k * scale;
-//     m = max s (the sink left out); p = exp(s - m); l = sum p + exp(sink - m); o = b((sum b(p) * k) / l).
-//     Sums run over the keys in that order. Window positions before the step come from the pages, the step's
-//     own from `fresh`, so any chunk size gives the same bits.
+//   SparseAttention, in place on q: keys of position i are the window max(0, i - window + 1)..i,
+//   then the
+//     selected (ratio 4) or all visible (ratio 128) compressed entries, ascending. s = q · k *
+//     scale; m = max s (the sink left out); p = exp(s - m); l = sum p + exp(sink - m); o = b((sum
+//     b(p) * k) / l). Sums run over the keys in that order. Window positions before the step come
+//     from the pages, the step's own from `fresh`, so any chunk size gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +19,8 @@
 #include "kernels/kv_entry/kv_entry.h"
 
 namespace fathom::kernels {
+
+inline constexpr int kMaxAttentionHeads = 256;
 
 template <typename T>
 struct WindowStoreParams {
@@ -39,7 +44,7 @@ struct SparseAttentionParams {
   const float* sink = nullptr;  // [num_heads]
   const T* fresh = nullptr;     // [num_tokens, head_dim], after WindowStore
   PagedEntries pages;
-  int ratio = 0;            // 0: window only; 4: the selected entries; 128: all visible ones
+  int ratio = 0;  // 0: window only; 4: the selected entries; 128: all visible ones
   PagedEntries compressed;
   const int32_t* selected = nullptr;  // [num_tokens, topk], ratio 4
   const int32_t* counts = nullptr;    // [num_tokens], ratio 4

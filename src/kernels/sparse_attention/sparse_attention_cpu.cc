@@ -1,18 +1,18 @@
-#include "kernels/sparse_attention/sparse_attention.h"
-
 #include <algorithm>
 #include <cmath>
 
 #include "base/check.h"
 #include "kernels/gemm/gemm_rows.h"
 #include "kernels/parallel.h"
+#include "kernels/sparse_attention/sparse_attention.h"
 
 namespace fathom::kernels {
 namespace {
 
 constexpr int kKeyTile = 32;
 
-// One token's keys in canonical order: key k < num_window is a window position, the others are compressed.
+// One token's keys in canonical order: key k < num_window is a window position, the others are
+// compressed.
 template <typename T>
 class TokenKeys {
  public:
@@ -21,7 +21,9 @@ class TokenKeys {
     const int32_t position = p_.batch.positions[static_cast<size_t>(token)];
     first_position_ = std::max(0, position - p_.window + 1);
     num_window_ = position - first_position_ + 1;
-    num_compressed_ = p_.ratio == 0 ? 0 : p_.ratio == 4 ? p_.counts[token] : (position + 1) / p_.ratio;
+    num_compressed_ = p_.ratio == 0   ? 0
+                      : p_.ratio == 4 ? p_.counts[token]
+                                      : (position + 1) / p_.ratio;
   }
 
   int size() const { return num_window_ + num_compressed_; }
@@ -53,7 +55,8 @@ class TokenKeys {
   EntrySlot CompressedSlot(int index) const {
     const int32_t entry = p_.ratio == 4 ? p_.selected[token_ * p_.topk + index] : index;
     const int per_page = p_.compressed.entries_per_page;
-    const int32_t id = p_.batch.block_tables[static_cast<size_t>(seq_ * p_.batch.max_blocks + entry / per_page)];
+    const int32_t id =
+        p_.batch.block_tables[static_cast<size_t>(seq_ * p_.batch.max_blocks + entry / per_page)];
     CHECK_GE(id, 0);
     return p_.compressed.At(id, entry % per_page);
   }
@@ -70,7 +73,8 @@ class TokenKeys {
 template <typename T>
 class TokenHeads {
  public:
-  TokenHeads(const SparseAttentionParams<T>& params, int64_t token, int h0, int heads, float* scratch)
+  TokenHeads(const SparseAttentionParams<T>& params, int64_t token, int h0, int heads,
+             float* scratch)
       : p_(params),
         keys_(params, token),
         h0_(h0),
@@ -85,7 +89,7 @@ class TokenHeads {
 
   void Run() {
     Score();
-    float l[256];
+    float l[kMaxAttentionHeads];
     for (int h = 0; h < heads_; ++h) l[h] = Softmax(h);
     std::fill(o_, o_ + int64_t{heads_} * p_.head_dim, 0.0f);
     ForEachTile([&](int k0, int n) {
@@ -119,7 +123,8 @@ class TokenHeads {
   void Score() {
     WidenRow(row_, q_, int64_t{heads_} * p_.head_dim);
     ForEachTile([&](int k0, int n) {
-      const WeightMatrix keys{WeightDType::kF32, n, p_.head_dim, reinterpret_cast<const std::byte*>(tile_)};
+      const WeightMatrix keys{WeightDType::kF32, n, p_.head_dim,
+                              reinterpret_cast<const std::byte*>(tile_)};
       Simd().dot_block({.x = q_,
                         .x_stride = p_.head_dim,
                         .m = heads_,
@@ -168,7 +173,7 @@ int64_t AttentionScratchFloats(int num_heads, int head_dim, int64_t max_keys) {
 template <typename T>
 void Launch(const SparseAttentionParams<T>& p, device::Stream& stream) {
   CHECK_LE(p.head_dim, kMaxEntrySize);
-  CHECK_LE(p.num_heads, 256);
+  CHECK_LE(p.num_heads, kMaxAttentionHeads);
   ThreadPool& pool = stream.thread_pool();
   // Few tokens: their heads are shared out; the keys are then widened once a part.
   const int parts = p.batch.num_tokens() >= pool.num_threads()

@@ -1,0 +1,234 @@
+#include <cmath>
+
+#include "kernels/indexer/indexer.h"
+#include "kernels/norm/norm.h"
+#include "kernels/rope/rope.h"
+#include "kernels/sparse_attention/sparse_attention.h"
+#include "model/layers.h"
+
+namespace fathom::model {
+namespace {
+
+using config::LayerKind;
+using kernels::Launch;
+
+// One layer's attention over a step.
+template <typename T>
+class AttentionPass {
+ public:
+  AttentionPass(StepContext<T>& step, int layer, const AttentionWeights& weights)
+      : s_(step),
+        c_(step.config),
+        ws_(step.ws),
+        w_(weights),
+        layer_(layer),
+        kind_(step.config.layer_kind(layer)),
+        kind_layer_(kind_ == LayerKind::kWindow ? 0 : kv_cache::KindLayer(step.config, layer)),
+        m_(step.num_tokens()),
+        eps_(static_cast<float>(step.config.rms_norm_eps)) {}
+
+  void Run() {
+    const T* h_fp8 = Quantize(ws_.h, m_, c_.hidden_size, ws_.h_fp8, s_.stream);
+    Linear(h_fp8, m_, w_.wq_a, ws_.qr, s_.stream);
+    Norm(ws_.qr, w_.q_norm, c_.q_lora_rank);
+    const T* qr_fp8 = Quantize(ws_.qr, m_, c_.q_lora_rank, ws_.qr, s_.stream);
+    Queries(qr_fp8);
+    WindowEntries(h_fp8);
+    if (kind_ != LayerKind::kWindow) CompressMain();
+    if (kind_ == LayerKind::kC4) {
+      CompressIndexKeys();
+      SelectEntries(qr_fp8);
+    }
+    Attend();
+    Rope(ws_.q, c_.num_heads, true);
+    Linear(ws_.q, m_, w_.wo_a, ws_.grouped, s_.stream, c_.o_groups);
+    const T* grouped = Quantize(ws_.grouped, m_, w_.wo_b.cols, ws_.grouped, s_.stream);
+    Linear(grouped, m_, w_.wo_b, ws_.y, s_.stream);
+  }
+
+ private:
+  const float* angles() const {
+    return kind_ == LayerKind::kWindow ? ws_.angles_plain : ws_.angles_compressed;
+  }
+
+  void Norm(T* x, const BFloat16* weight, int64_t size) {
+    Launch(kernels::RmsNormParams<T>{.x = x,
+                                     .weight = weight,
+                                     .y = x,
+                                     .num_rows = m_,
+                                     .size = size,
+                                     .x_stride = size,
+                                     .y_stride = size,
+                                     .eps = eps_},
+           s_.stream);
+  }
+
+  void Rope(T* x, int num_heads, bool inverse) {
+    Launch(kernels::RopeParams<T>{.x = x,
+                                  .num_tokens = m_,
+                                  .num_heads = num_heads,
+                                  .head_dim = c_.head_dim,
+                                  .rope_dim = c_.rope_dim,
+                                  .angles = angles(),
+                                  .inverse = inverse},
+           s_.stream);
+  }
+
+  void Queries(const T* qr_fp8) {
+    Linear(qr_fp8, m_, w_.wq_b, ws_.q, s_.stream);
+    Launch(
+        kernels::HeadNormParams<T>{
+            .q = ws_.q, .num_rows = m_ * c_.num_heads, .size = c_.head_dim, .eps = eps_},
+        s_.stream);
+    Rope(ws_.q, c_.num_heads, false);
+  }
+
+  kernels::PagedEntries WindowPages() const {
+    return kernels::KvEntries<T>(s_.kv.window_pages, s_.layout.window_page_bytes, s_.layout.window,
+                                 layer_, c_.head_dim, c_.rope_dim);
+  }
+  kernels::PagedEntries CompressedBlocks() const {
+    return kernels::KvEntries<T>(s_.kv.blocks, s_.layout.block_bytes,
+                                 kind_ == LayerKind::kC4 ? s_.layout.c4 : s_.layout.c128,
+                                 kind_layer_, c_.head_dim, c_.rope_dim);
+  }
+  kernels::PagedEntries IndexBlocks() const {
+    return kernels::IndexKeys(s_.kv.blocks, s_.layout.block_bytes, s_.layout.index, kind_layer_,
+                              c_.index_head_dim, s_.index_dtype);
+  }
+
+  void WindowEntries(const T* h_fp8) {
+    Linear(h_fp8, m_, w_.wkv, ws_.kv, s_.stream);
+    Norm(ws_.kv, w_.kv_norm, c_.head_dim);
+    Rope(ws_.kv, 1, false);
+    Launch(kernels::WindowStoreParams<T>{.batch = s_.batch,
+                                         .kv = ws_.kv,
+                                         .head_dim = c_.head_dim,
+                                         .rope_dim = c_.rope_dim,
+                                         .window = c_.sliding_window,
+                                         .pages = WindowPages()},
+           s_.stream);
+  }
+
+  // Runs one compressor; `state` is its rows in slot 0.
+  void Compress(const CompressorWeights& w, int dim, kernels::CompressorOutput output,
+                const kernels::PagedEntries& cache, std::byte* state) {
+    Linear(ws_.h, m_, w.wkv, ws_.c, s_.stream);
+    Linear(ws_.h, m_, w.wgate, ws_.z, s_.stream);
+    const bool c4 = kind_ == LayerKind::kC4;
+    Launch(kernels::CompressorParams<T>{.batch = s_.batch,
+                                        .entries = c4 ? s_.c4_entries : s_.c128_entries,
+                                        .ratio = c4 ? 4 : 128,
+                                        .dim = dim,
+                                        .rope_dim = c_.rope_dim,
+                                        .c = ws_.c,
+                                        .z = ws_.z,
+                                        .ape = w.ape,
+                                        .norm_weight = w.norm,
+                                        .norm_eps = eps_,
+                                        .frequencies = s_.frequencies_compressed,
+                                        .output = output,
+                                        .index_dtype = s_.index_dtype,
+                                        .cache = cache,
+                                        .state = state,
+                                        .slot_bytes = s_.layout.state.slot_bytes},
+           s_.stream);
+  }
+
+  void CompressMain() {
+    const kv_cache::StateLayout& state = s_.layout.state;
+    const int64_t offset = kind_ == LayerKind::kC4 ? state.c4_layer_offset(kind_layer_)
+                                                   : state.c128_layer_offset(kind_layer_);
+    Compress(w_.compressor, c_.head_dim, kernels::CompressorOutput::kKvEntry, CompressedBlocks(),
+             s_.kv.state_slots + offset);
+  }
+
+  void CompressIndexKeys() {
+    const int64_t main_bytes = int64_t{kv_cache::kC4StateRows} * 4 * c_.head_dim * 4;
+    Compress(w_.indexer.compressor, c_.index_head_dim, kernels::CompressorOutput::kIndexKey,
+             IndexBlocks(),
+             s_.kv.state_slots + s_.layout.state.c4_layer_offset(kind_layer_) + main_bytes);
+  }
+
+  void SelectEntries(const T* qr_fp8) {
+    if (s_.any_index_scoring) {
+      Linear(qr_fp8, m_, w_.indexer.wq_b, ws_.index_q, s_.stream);
+      Launch(kernels::IndexQueryParams<T>{.q = ws_.index_q,
+                                          .num_tokens = m_,
+                                          .num_heads = c_.index_num_heads,
+                                          .dim = c_.index_head_dim,
+                                          .rope_dim = c_.rope_dim,
+                                          .angles = angles(),
+                                          .dtype = s_.index_dtype},
+             s_.stream);
+      Linear(ws_.h, m_, w_.indexer.weights_proj, ws_.index_projected, s_.stream);
+    }
+    const double scale = 1.0 / std::sqrt(double{1} * c_.index_head_dim * c_.index_num_heads);
+    Launch(kernels::IndexSelectParams<T>{.batch = s_.batch,
+                                         .q = ws_.index_q,
+                                         .projected = ws_.index_projected,
+                                         .weight_scale = static_cast<float>(scale),
+                                         .num_heads = c_.index_num_heads,
+                                         .dim = c_.index_head_dim,
+                                         .topk = c_.index_topk,
+                                         .keys = IndexBlocks(),
+                                         .dtype = s_.index_dtype,
+                                         .scratch = ws_.index_scratch,
+                                         .max_entries = ws_.max_entries,
+                                         .selected = ws_.selected,
+                                         .counts = ws_.num_selected},
+           s_.stream);
+    if (s_.recorder == nullptr) return;
+    for (int64_t t = 0; t < m_; ++t) {
+      s_.recorder->OnIndex(
+          layer_, static_cast<int>(t),
+          {ws_.selected + t * c_.index_topk, static_cast<size_t>(ws_.num_selected[t])});
+    }
+  }
+
+  void Attend() {
+    const int ratio = kind_ == LayerKind::kWindow ? 0 : kind_ == LayerKind::kC4 ? 4 : 128;
+    Launch(
+        kernels::SparseAttentionParams<T>{
+            .batch = s_.batch,
+            .q = ws_.q,
+            .num_heads = c_.num_heads,
+            .head_dim = c_.head_dim,
+            .rope_dim = c_.rope_dim,
+            .window = c_.sliding_window,
+            .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c_.head_dim))),
+            .sink = w_.sink,
+            .fresh = ws_.kv,
+            .pages = WindowPages(),
+            .ratio = ratio,
+            .compressed = ratio == 0 ? kernels::PagedEntries{} : CompressedBlocks(),
+            .selected = ws_.selected,
+            .counts = ws_.num_selected,
+            .topk = c_.index_topk,
+            .scratch = ws_.attention_scratch,
+            .max_keys = ws_.max_keys},
+        s_.stream);
+  }
+
+  StepContext<T>& s_;
+  const config::ModelConfig& c_;
+  Workspace<T>& ws_;
+  const AttentionWeights& w_;
+  int layer_;
+  LayerKind kind_;
+  int kind_layer_;
+  int64_t m_;
+  float eps_;
+};
+
+}  // namespace
+
+template <typename T>
+void RunAttention(StepContext<T>& step, int layer, const AttentionWeights& weights) {
+  AttentionPass<T>(step, layer, weights).Run();
+}
+
+template void RunAttention(StepContext<BFloat16>&, int, const AttentionWeights&);
+template void RunAttention(StepContext<float>&, int, const AttentionWeights&);
+
+}  // namespace fathom::model

@@ -1,0 +1,127 @@
+#include "model/testing.h"
+
+#include <algorithm>
+#include <random>
+
+#include "base/check.h"
+
+namespace fathom::model {
+
+config::ModelConfig SmallConfig() {
+  config::ModelConfig c;
+  c.vocab_size = 512;
+  c.hidden_size = 256;
+  c.num_layers = 5;
+  c.max_position_embeddings = 4096;
+  c.num_heads = 4;
+  c.q_lora_rank = 128;
+  c.o_lora_rank = 64;
+  c.o_groups = 2;
+  c.compress_ratios = {0, 4, 128, 4, 128};
+  c.index_num_heads = 4;
+  c.index_topk = 16;
+  c.num_experts = 8;
+  c.num_experts_per_token = 3;
+  c.moe_intermediate_size = 128;
+  c.num_hash_layers = 2;
+  c.routed_scaling_factor = 1.5;
+  c.swiglu_limit = 10;
+  return c;
+}
+
+TestModel::TestModel(const config::ModelConfig& config, config::Numerics numerics, int num_threads,
+                     int max_seqs, int max_len, kv_cache::IndexKeyDType index_dtype)
+    : config_(config),
+      max_blocks_((max_len + kv_cache::kBlockTokens - 1) / kv_cache::kBlockTokens),
+      max_pages_((max_len + kv_cache::kWindowPageTokens - 1) / kv_cache::kWindowPageTokens),
+      device_(device::MakeCpuDevice(num_threads)) {
+  if (numerics == config::Numerics::kFp32) index_dtype = kv_cache::IndexKeyDType::kFp32;
+  layout_ = kv_cache::MakeKvLayout(config, numerics, index_dtype);
+  stream_ = std::move(device_->MakeStream().value());
+  const auto source = checkpoint::MakeSyntheticSource(config, 1);
+  auto weights = LoadWeights(config, *source, *device_);
+  CHECK(weights.ok());
+  const ModelLimits limits{
+      .max_batched_tokens = max_seqs * max_len, .max_num_seqs = max_seqs, .max_model_len = max_len};
+  model_ = std::move(
+      MakeDeepSeekV4(config, numerics, index_dtype, std::move(*weights), limits, *device_).value());
+  blocks_ = device_->Allocate(int64_t{max_seqs} * max_blocks_ * layout_.block_bytes).value();
+  pages_ = device_->Allocate(int64_t{max_seqs} * max_pages_ * layout_.window_page_bytes).value();
+  slots_ = device_->Allocate(max_seqs * layout_.state.slot_bytes).value();
+  // What an earlier sequence left behind must not matter.
+  for (const device::Buffer* buffer : {&blocks_, &pages_, &slots_}) {
+    std::fill_n(buffer->data(), buffer->bytes(), std::byte{0x5a});
+  }
+}
+
+TestSequence TestModel::Add(std::vector<int32_t> token_ids) {
+  return {.token_ids = std::move(token_ids), .index = next_index_++, .logits = {}};
+}
+
+void TestModel::Step(std::span<TestSequence* const> sequences, std::span<const int> counts,
+                     ChoiceRecorder* recorder) {
+  std::vector<int32_t> ids, cu{0}, computed, blocks, pages, first_pages, slots, rows;
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    const TestSequence& sequence = *sequences[s];
+    const auto begin = sequence.token_ids.begin() + sequence.num_computed;
+    ids.insert(ids.end(), begin, begin + counts[s]);
+    cu.push_back(static_cast<int32_t>(ids.size()));
+    computed.push_back(sequence.num_computed);
+    for (int i = 0; i < max_blocks_; ++i) blocks.push_back(sequence.index * max_blocks_ + i);
+    const int32_t first = std::max(0, sequence.num_computed - (config_.sliding_window - 1)) /
+                          kv_cache::kWindowPageTokens;
+    for (int i = 0; i < max_pages_; ++i) {
+      pages.push_back(first + i < max_pages_ ? sequence.index * max_pages_ + first + i : -1);
+    }
+    first_pages.push_back(first);
+    slots.push_back(sequence.index);
+  }
+  for (size_t i = 0; i < ids.size(); ++i) rows.push_back(static_cast<int32_t>(i));
+  const auto vocab = static_cast<size_t>(config_.vocab_size);
+  std::vector<float> logits(ids.size() * vocab);
+  model_->Forward({.token_ids = ids,
+                   .cu_seqlens_q = cu,
+                   .num_computed = computed,
+                   .block_tables = blocks,
+                   .max_blocks = max_blocks_,
+                   .window_tables = pages,
+                   .max_window_pages = max_pages_,
+                   .first_window_page = first_pages,
+                   .state_slots = slots,
+                   .logits_rows = rows},
+                  {blocks_.data(), pages_.data(), slots_.data()}, logits.data(), *stream_,
+                  recorder);
+  size_t row = 0;
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    for (int i = 0; i < counts[s]; ++i, ++row) {
+      const auto begin = logits.begin() + static_cast<int64_t>(row * vocab);
+      sequences[s]->logits.emplace_back(begin, begin + static_cast<int64_t>(vocab));
+    }
+    sequences[s]->num_computed += counts[s];
+  }
+}
+
+void TestModel::RunInChunks(TestSequence& sequence, int chunk) {
+  const auto size = static_cast<int>(sequence.token_ids.size());
+  while (sequence.num_computed < size) {
+    TestSequence* const sequences[] = {&sequence};
+    const int counts[] = {std::min(chunk, size - sequence.num_computed)};
+    Step(sequences, counts);
+  }
+}
+
+void TestModel::Rollback(TestSequence& sequence, int32_t num_tokens) {
+  sequence.num_computed -= num_tokens;
+  sequence.logits.resize(static_cast<size_t>(sequence.num_computed));
+}
+
+std::vector<int32_t> RandomTokens(const config::ModelConfig& config, int count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<int32_t> ids;
+  for (int i = 0; i < count; ++i) {
+    ids.push_back(static_cast<int32_t>(random() % static_cast<uint32_t>(config.vocab_size)));
+  }
+  return ids;
+}
+
+}  // namespace fathom::model

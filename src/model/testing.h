@@ -1,0 +1,59 @@
+// A small random model and a cache for it, for tests: sequences run in any chunks, alone or in a
+// batch.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "device/device.h"
+#include "model/model.h"
+#include "model/weights.h"
+
+namespace fathom::model {
+
+// Window, C4 and C128 layers, hash and score routing, an indexer that has to choose.
+config::ModelConfig SmallConfig();
+
+// One sequence's place in the cache: contiguous blocks and window pages of its own.
+struct TestSequence {
+  std::vector<int32_t> token_ids;
+  int32_t num_computed = 0;
+  int index = 0;                           // names its blocks, pages and state slot
+  std::vector<std::vector<float>> logits;  // one row a computed token
+};
+
+class TestModel {
+ public:
+  TestModel(const config::ModelConfig& config, config::Numerics numerics, int num_threads,
+            int max_seqs = 4, int max_len = 1200,
+            kv_cache::IndexKeyDType index_dtype = kv_cache::IndexKeyDType::kFp4);
+
+  TestSequence Add(std::vector<int32_t> token_ids);
+  // One step: the next counts[i] tokens of each sequence, appended to their logits.
+  void Step(std::span<TestSequence* const> sequences, std::span<const int> counts,
+            ChoiceRecorder* recorder = nullptr);
+  // Runs to the end in chunks of at most `chunk`.
+  void RunInChunks(TestSequence& sequence, int chunk);
+  // Takes tokens back, as a rejected draft does.
+  void Rollback(TestSequence& sequence, int32_t num_tokens);
+
+  const config::ModelConfig& config() const { return config_; }
+
+ private:
+  config::ModelConfig config_;
+  kv_cache::KvLayout layout_;
+  int max_blocks_;
+  int max_pages_;
+  int next_index_ = 0;
+  std::unique_ptr<device::Device> device_;
+  std::unique_ptr<device::Stream> stream_;
+  std::unique_ptr<DeepSeekV4> model_;
+  device::Buffer blocks_, pages_, slots_;
+};
+
+std::vector<int32_t> RandomTokens(const config::ModelConfig& config, int count, uint32_t seed);
+
+}  // namespace fathom::model
