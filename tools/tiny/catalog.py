@@ -1,5 +1,5 @@
 """The tools that fathom-tiny is trained to call: schema, requests, arguments, results and the answer made of them."""
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Callable
 
 from words import CITIES, COUNTRIES, DAYS, FOODS, HOBBIES, NAMES, OBJECTS, WEATHER
@@ -143,7 +143,20 @@ TOOLS = [
          lambda r, a: {"kilometers": r.randint(90, 9900)},
          "It is {kilometers} kilometers from {start} to {end}.", "know how far {end} is from {start}"),
 ]
-BY_NAME = {t.name: t for t in TOOLS}
+
+
+RENAMED = ["fetch_{}", "my_{}", "{}_tool", "do_{}", "{}_api", "run_{}", "home_{}", "{}_service", "new_{}", "{}_now"]
+
+
+def renamed(rng, tool):
+    """The same tool under another name, so that names are read from the schema rather than known by heart."""
+    return replace(tool, name=rng.choice(RENAMED).format(tool.name.split("_")[-1]))
+
+
+def others(offered):
+    """Tools that do something none of those on offer does."""
+    known = {t.description for t in offered}
+    return [t for t in TOOLS if t.description not in known]
 
 
 def request(rng, tool, arguments):

@@ -19,7 +19,7 @@ CHARACTERS_PER_TOKEN = 4.3  # of the trained tokenizer on this data; only decide
 HAYSTACK_CHARACTERS_PER_TOKEN = 4.5
 
 # ability -> share of conversations. Long rows hold only what needs the length.
-SHORT = {"chat": 28, "sums": 18, "tools": 26, "passage": 14, "needle": 6, "text": 8}
+SHORT = {"chat": 25, "sums": 14, "tools": 25, "passage": 17, "needle": 12, "text": 7}
 LONG = {"chat": 8, "sums": 2, "tools": 20, "passage": 20, "needle": 46, "text": 4}
 
 
@@ -48,13 +48,16 @@ def say(turn, number):
 
 
 def opening(rng, tools=None):
-    system = rng.choice(SYSTEMS) if rng.random() < 0.5 else ""
+    system = ""
+    if rng.random() < 0.5:
+        system = rng.choice(SYSTEMS) if rng.random() < 0.7 else stories.filler(rng)
     return encoding.with_tools([{"role": "system", "content": system}] if system else [], tools)
 
 
 def offer(rng):
-    """One to four tools, in random order."""
-    return rng.sample(catalog.TOOLS, rng.choice((1, 2, 3, 3, 4, 4)))
+    """One to four tools, in random order, some under other names."""
+    drawn = rng.sample(catalog.TOOLS, rng.choice((1, 2, 3, 3, 4, 4)))
+    return [catalog.renamed(rng, t) if rng.random() < 0.3 else t for t in drawn]
 
 
 def tool_use(rng, offered):
@@ -62,7 +65,7 @@ def tool_use(rng, offered):
     if draw < 0.82:
         return tasks.tool_turn(rng, rng.choice(offered))
     if draw < 0.90:
-        return tasks.missing_tool_turn(rng, rng.choice([t for t in catalog.TOOLS if t not in offered]))
+        return tasks.missing_tool_turn(rng, rng.choice(catalog.others(offered)))
     return chat_turn(rng)
 
 
@@ -142,12 +145,14 @@ def needle_case(rng, length):
 
 
 def cases(ability, count, seed="held out"):
-    """Held-out cases of one ability: tools, tool_result, sums, needle_2k, needle_8k, passage, chat, stories."""
+    """Held-out cases of one ability: tools, renamed_tools, tool_result, sums, needle_2k, needle_8k, passage, chat, stories."""
     out = []
     for i in range(count):
         rng = random.Random(f"{seed}/{ability}/{i}")
-        if ability in ("tools", "tool_result"):
+        if ability in ("tools", "tool_result", "renamed_tools"):
             offered = rng.sample(catalog.TOOLS, rng.choice((2, 3, 4)))
+            if ability == "renamed_tools":
+                offered = [catalog.renamed(rng, t) for t in offered]
             tools = [t.schema() for t in offered]
             turn = tasks.tool_turn(rng, rng.choice(offered))
             new = case(turn, [{"role": "system", "content": rng.choice(SYSTEMS)}] if i % 2 else [], i % 4 < 2, tools)

@@ -228,7 +228,8 @@ def hyper(x, w, kind):
 
 
 def hyper_out(x, y, post, comb):
-    return (post[..., None] * y.float()[:, None] + torch.einsum("njk,njh->nkh", comb, x.float())).to(x.dtype)
+    kept = (comb[..., None] * x.float()[:, :, None]).sum(1)
+    return (post[..., None] * y.float()[:, None] + kept).to(x.dtype)
 
 
 def head_weights(w):

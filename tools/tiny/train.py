@@ -17,6 +17,7 @@ import batches
 import model as tiny
 import scoring
 from config import CONFIG
+from export import load_masters
 from optimizer import Optimizer
 
 INDEX_LOSS, DRAFT_LOSS, BALANCE = 0.5, 0.3, 0.001
@@ -38,13 +39,6 @@ def save_masters(masters, out):
         sizes[at] += value.numel()
     for i, part in enumerate(parts):
         torch.save(part, out / f"masters-{i}.pt")
-
-
-def load_masters(folder):
-    masters = {}
-    for path in sorted(pathlib.Path(folder).glob("masters-*.pt")):
-        masters |= torch.load(path)
-    return {n: v.float() if v.is_floating_point() else v.long() for n, v in masters.items()}
 
 
 @torch.no_grad()
@@ -116,6 +110,7 @@ def main():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     pathlib.Path(args.out).mkdir(parents=True, exist_ok=True)
     torch._dynamo.config.recompile_limit = 64
+    torch.backends.cuda.matmul.allow_tf32 = True  # exact for BF16 inputs, which is all it sees
     tokenizer = Tokenizer.from_file(args.tokenizer)
     masters, optimizer, step = start(args, device)
     model = tiny.Model(CONFIG, device, compiled=not args.eager and device == "cuda")
