@@ -4,7 +4,7 @@ JOBS ?= $(shell nproc)
 PYTHON := .venv/bin/python
 SOURCES = git ls-files '*.h' '*.cc' '*.cu' '*.cuh'
 
-.PHONY: build test serve oracle test-gpu format lint asan tsan clean
+.PHONY: build test serve oracle test-gpu format check-format lint asan tsan clean
 
 build:  ## the binary, at build/fathom
 	scripts/setup
@@ -31,12 +31,14 @@ format:  ## rewrites the sources in the one style
 	scripts/setup --lint
 	$(SOURCES) | xargs .venv/bin/clang-format -i
 
+check-format:
+	scripts/setup --lint
+	$(SOURCES) | xargs .venv/bin/clang-format --dry-run -Werror
+
 # clang-tidy takes seconds a file, so it looks at what differs from BASE; BASE= means every file.
 BASE ?= origin/main
-lint:  ## layers, format, clang-tidy
-	scripts/setup --lint
+lint: check-format  ## layers, format, clang-tidy
 	python3 tools/check_includes.py
-	$(SOURCES) | xargs .venv/bin/clang-format --dry-run -Werror
 	cmake --preset release
 	scripts/tidy "$(BASE)"
 

@@ -32,3 +32,17 @@ function(fathom_test name)
   target_compile_definitions(${name}_test PRIVATE FATHOM_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   gtest_discover_tests(${name}_test TEST_PREFIX "${name}." DISCOVERY_MODE PRE_TEST)
 endfunction()
+
+# fathom_program(NAME main.cc … DEPS folders …): an executable in the top of the build folder that carries its
+# C++ runtime with it, so that it needs nothing but libc of the machine it runs on.
+function(fathom_program name)
+  cmake_parse_arguments(ARG "" "" "DEPS" ${ARGN})
+  add_executable(${name} ${ARG_UNPARSED_ARGUMENTS})
+  list(TRANSFORM ARG_DEPS PREPEND fathom_)
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS})
+  target_compile_definitions(${name} PRIVATE FATHOM_VERSION="${PROJECT_VERSION}")
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+  if(NOT FATHOM_SANITIZE_ADDRESS AND NOT FATHOM_SANITIZE_THREAD)  # their runtimes are shared libraries
+    target_link_options(${name} PRIVATE -static-libstdc++ -static-libgcc)
+  endif()
+endfunction()
