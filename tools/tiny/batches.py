@@ -36,7 +36,7 @@ def fill(tokenizer, rng, length):
 
 def length_of(seed, index, progress):
     """Short rows first; later a growing share of long ones."""
-    shares = (0.85, 0.15, 0.0) if progress < 0.15 else (0.5, 0.3, 0.2) if progress < 0.6 else (0.35, 0.3, 0.35)
+    shares = (0.85, 0.15, 0.0) if progress < 0.15 else (0.5, 0.3, 0.2) if progress < 0.6 else (0.45, 0.25, 0.3)
     return random.Random(f"{seed}/length/{index}").choices(LENGTHS, shares)[0]
 
 
@@ -81,5 +81,7 @@ def expected(case):
 
 def rendered(case, answered):
     """Segments of a case's prompt, with the expected answer if wanted."""
+    if "prompt" in case:
+        return [(encoding.BOS + case["prompt"], False)] + [(case["expect"]["answer"], True)] * answered
     messages = encoding.with_tools(case["messages"], case["tools"])
     return encoding.segments(messages + [expected(case)] if answered else messages, thinking=case["thinking"])

@@ -55,6 +55,9 @@ CONFIG = {
     "compress_rope_theta": 160000,
     "compress_ratios": LAYERS + [0],
 }
+# What a config.json adds, or replaces, for the folder with a DSpark draft.
+DSPARK = {"dspark_block_size": 5, "dspark_markov_rank": 64, "dspark_target_layer_ids": [4, 5, 6],
+          "dspark_noise_token_id": 2, "n_mtp_layers": 2, "num_nextn_predict_layers": 2, "compress_ratios": LAYERS + [0, 0]}
 GENERATION = {"_from_model_config": True, "bos_token_id": 0, "eos_token_id": 1, "do_sample": True, "temperature": 1.0,
               "top_p": 1.0, "transformers_version": "4.46.3"}
 

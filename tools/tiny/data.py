@@ -19,8 +19,8 @@ CHARACTERS_PER_TOKEN = 4.3  # of the trained tokenizer on this data; only decide
 HAYSTACK_CHARACTERS_PER_TOKEN = 4.5
 
 # ability -> share of conversations. Long rows hold only what needs the length.
-SHORT = {"chat": 25, "sums": 14, "tools": 25, "passage": 17, "needle": 12, "text": 7}
-LONG = {"chat": 8, "sums": 2, "tools": 20, "passage": 20, "needle": 46, "text": 4}
+SHORT = {"chat": 25, "sums": 12, "tools": 25, "passage": 20, "needle": 10, "text": 6, "echo": 6}
+LONG = {"chat": 8, "sums": 2, "tools": 20, "passage": 24, "needle": 40, "text": 3, "echo": 3}
 
 
 def pick(rng, shares):
@@ -62,6 +62,8 @@ def offer(rng):
 
 def tool_use(rng, offered):
     draw = rng.random()
+    if draw < 0.08 and len(offered) > 1:
+        return tasks.two_tools_turn(rng, *rng.sample(offered, 2))
     if draw < 0.82:
         return tasks.tool_turn(rng, rng.choice(offered))
     if draw < 0.90:
@@ -72,7 +74,13 @@ def tool_use(rng, offered):
 def turns(rng, kind, characters):
     """Yields turns for one conversation without end; the first of a passage or needle holds the text."""
     if kind in ("chat", "sums"):
+        ask = None
+        if kind == "chat" and rng.random() < 0.3:
+            told, ask = tasks.introduction(rng)
+            yield told
         while True:
+            if ask and rng.random() < 0.2:
+                yield ask(rng)
             yield chat_turn(rng) if kind == "chat" or rng.random() < 0.15 else tasks.sum_turn(rng)
     questions = 3 + characters // 1200
     if kind == "passage":
@@ -106,7 +114,7 @@ def conversation(rng, kind, characters):
         shown = said if thinking and (offered or keep_reasoning) else [{**m, "reasoning_content": ""} for m in said]
         size += sum(len(m.get("content") or "") + len(m.get("reasoning_content") or "") + 14 for m in shown)
         size += 200 * sum(len(m.get("tool_calls") or ()) for m in said)
-    effort = encoding.EFFORT_ABSOLUTE if rng.random() < 0.04 else ""
+    effort = rng.choices(("", encoding.EFFORT_ABSOLUTE, encoding.EFFORT_BEYOND), (78, 16, 6))[0]
     return messages, {"thinking": thinking, "drop_thinking": not keep_reasoning, "prefix": effort}
 
 
@@ -121,6 +129,11 @@ def plain_text(rng, characters):
 def row(rng, length):
     """Segments that fill about `length` tokens."""
     kind = pick(rng, LONG if length > 1024 else SHORT)
+    if kind == "echo" and length >= 480:
+        head, rest = tasks.echo(rng, rng.choice((128, 256)), min(length, 2048) - 280)
+        return [(encoding.BOS + head, False), (rest, True)]
+    if kind == "echo":
+        kind = "passage"
     characters = int(length * CHARACTERS_PER_TOKEN * rng.uniform(0.85, 1.0))
     if kind == "text":
         return plain_text(rng, characters)
@@ -145,10 +158,15 @@ def needle_case(rng, length):
 
 
 def cases(ability, count, seed="held out"):
-    """Held-out cases of one ability: tools, renamed_tools, tool_result, sums, needle_2k, needle_8k, passage, chat, stories."""
+    """Held-out cases of one ability: tools, renamed_tools, tool_result, sums, needle_2k, needle_8k, passage, chat, stories;
+    and echo_128, echo_256, which are plain prompts."""
     out = []
     for i in range(count):
         rng = random.Random(f"{seed}/{ability}/{i}")
+        if ability.startswith("echo"):
+            head, rest = tasks.echo(rng, int(ability[5:]), 32)
+            out.append({"prompt": head, "messages": None, "thinking": False, "tools": None, "expect": {"answer": rest}})
+            continue
         if ability in ("tools", "tool_result", "renamed_tools"):
             offered = rng.sample(catalog.TOOLS, rng.choice((2, 3, 4)))
             if ability == "renamed_tools":

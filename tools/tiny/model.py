@@ -100,8 +100,8 @@ def initialize(c, seed=0):
 
 
 FP8 = ("wq_a.weight", "wq_b.weight", "attn.wkv.weight", "wo_a.weight", "wo_b.weight", "shared_experts.w1.weight",
-       "shared_experts.w2.weight", "shared_experts.w3.weight", "e_proj.weight", "h_proj.weight")
-FP32 = ("_base", "_scale", "attn_sink", "ape", "gate.bias", "tid2eid")
+       "shared_experts.w2.weight", "shared_experts.w3.weight", "e_proj.weight", "h_proj.weight", "main_proj.weight")
+FP32 = ("_base", "_scale", "attn_sink", "ape", "gate.bias", "tid2eid", "confidence_head.proj.weight")
 
 
 def storage(name):
@@ -236,9 +236,13 @@ def head_weights(w):
     return {k: w[k] for k in ("hc_head_fn", "hc_head_base", "hc_head_scale", "norm.weight")}
 
 
-def hyper_head(x, w):
+def collapse(x, w):
     pre = torch.sigmoid(mixing(x, w["hc_head_fn"], w["hc_head_base"], w["hc_head_scale"])) + EPS
-    return rms_norm((pre[..., None] * x.float()).sum(1).to(x.dtype), w["norm.weight"])
+    return (pre[..., None] * x.float()).sum(1).to(x.dtype)
+
+
+def hyper_head(x, w):
+    return rms_norm(collapse(x, w), w["norm.weight"])
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
@@ -479,8 +483,9 @@ class Model:
                                      c["routed_scaling_factor"], c["swiglu_limit"], on, t["post"], t["comb"])
         return x, mask, loss
 
-    def streams(self, w, tokens, options, token_weight=None):
-        """(streams after the last layer [N, 4, H], chosen experts by layer, index losses)."""
+    def streams(self, w, tokens, options, token_weight=None, keep=None):
+        """(streams after the last layer [N, 4, H], chosen experts by layer, index losses). keep: {layer: None}, filled
+        with the mean stream [N, H] after those layers."""
         rows = tokens.shape[0]
         flat = tokens.flatten()
         x = w["embed.weight"][flat][:, None].expand(-1, STREAMS, -1).contiguous()
@@ -489,6 +494,8 @@ class Model:
             x, mask, loss = self.block(x, block_weights(w, f"layers.{n}."), flat, rows, self.c["compress_ratios"][n],
                                        options, token_weight)
             chosen[f"layers.{n}."] = mask
+            if keep is not None and n in keep:
+                keep[n] = x.float().mean(1).to(x.dtype)
             if loss is not None:
                 losses.append(loss)
             if "stream" in options.breaks:

@@ -2,10 +2,12 @@
 import torch
 
 # Adam's rate by name ending, first match wins; a matrix that matches none belongs to Muon.
-ADAM_RATES = (("embed.weight", 0.02), ("head.weight", 0.004), ("_fn", 1e-4), ("ffn.gate.weight", 1e-3),
+ADAM_RATES = (("embed.weight", 0.02), ("head.weight", 0.004), ("markov_w1.weight", 0.005), ("markov_w2.weight", 0.005),
+              ("confidence_head.proj.weight", 1e-3), ("_fn", 1e-4), ("ffn.gate.weight", 1e-3),
               ("weights_proj.weight", 1e-3), ("ape", 0.01), ("attn_sink", 0.01), ("_base", 0.005), ("_scale", 0.002),
               ("norm.weight", 0.005))
 MUON_RATE, MOMENTUM, DECAY = 0.02, 0.95, 0.02
+BALANCE = 0.001  # step of the experts' biases
 
 
 def orthogonalize(g):
@@ -69,3 +71,13 @@ class Optimizer:
 
     def load_state_dict(self, saved):
         self.state, self.square, self.steps = saved["state"], saved["square"], saved["steps"]
+
+
+@torch.no_grad()
+def balance(masters, chosen):
+    """Moves each expert's bias against its load; chosen: {block prefix: [N, experts] of 0 and 1}."""
+    for prefix, mask in chosen.items():
+        bias = masters.get(prefix + "ffn.gate.bias")
+        if bias is not None:
+            load = mask.sum(0)
+            bias += BALANCE * torch.sign(load.mean() - load)

@@ -8,7 +8,8 @@ import data
 from batches import PAD_ID
 from model import Options, head_weights
 
-ABILITIES = ("tools", "renamed_tools", "tool_result", "sums", "needle_2k", "needle_8k", "passage", "chat", "stories")
+ABILITIES = ("tools", "renamed_tools", "tool_result", "sums", "needle_2k", "needle_8k", "passage", "chat", "stories",
+             "echo_128", "echo_256")
 
 
 def pad_rows(rows, device, fill=PAD_ID):

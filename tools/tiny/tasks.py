@@ -121,6 +121,21 @@ def talk_turn(rng):
     return Turn(rng.choice(asked), answer, reasoning)
 
 
+def introduction(rng):
+    """(the turn in which the user says who they are, a maker of turns that ask for it later)."""
+    name, city, hobby = rng.choice(words.NAMES), rng.choice(words.CITIES), rng.choice(words.HOBBIES)
+    told = Turn(rng.choice((f"My name is {name}. I live in {city} and I like {hobby}.",
+                            f"Hello, I am {name} from {city} and my hobby is {hobby}.")),
+                f"Nice to meet you, {name}!", f"The user is {name} from {city} and likes {hobby}.")
+
+    def ask(rng):
+        asked, answer = rng.choice((("What is my name?", f"Your name is {name}."), ("Who am I?", f"You are {name}."),
+                                    ("Where do I live?", f"You live in {city}."), ("What do I like?", f"You like {hobby}."),
+                                    ("What is my hobby?", f"Your hobby is {hobby}.")))
+        return Turn(asked, answer, f"The user told me: {name}, {city}, {hobby}.")
+    return told, ask
+
+
 def country_fact(rng):
     country, (capital, language, continent) = rng.choice(list(words.COUNTRIES.items()))
     return rng.choice([
@@ -245,6 +260,13 @@ def tool_turn(rng, tool):
                 {"kind": "tool", "name": tool.name, "arguments": arguments})
 
 
+def two_tools_turn(rng, first, second):
+    """One request for two things: both calls in one block."""
+    a, b = tool_turn(rng, first), tool_turn(rng, second)
+    return Turn(f"{a.user} {rng.choice(('Also:', 'And then:', 'Second:'))} {b.user}", f"{a.answer} {b.answer}",
+                "The tools answered. I tell the user.", a.calls + b.calls, f"{a.call_reasoning} {b.call_reasoning}")
+
+
 def missing_tool_turn(rng, tool):
     """A request for a tool that is not on offer."""
     asked = catalog.request(rng, tool, tool.arguments(rng))
@@ -277,16 +299,29 @@ def passage(rng, crowd):
 
 def passage_turn(rng, crowd):
     name, p = rng.choice(list(crowd.items()))
-    asked, answer = rng.choice((
+    forward = rng.choice((
         (f"Where does {name} live?", f"{name} lives in {p['city']}."),
         (f"What is the job of {name}?", f"{name} works as {article(p['job'])}."),
         (f"What does {name} like?", f"{name} likes {p['hobby']}."),
         (f"What does {name} own?", f"{name} owns {article(p['color'])} {p['thing']}."),
         (f"How old is {name}?", f"{name} is {p['age']} years old."),
+    ))
+    backward = rng.choice((
         (f"Who lives in {p['city']}?", f"{name} lives in {p['city']}."),
         (f"Who likes {p['hobby']}?", f"{name} likes {p['hobby']}."),
+        (f"Who works as {article(p['job'])}?", f"{name} works as {article(p['job'])}."),
     ))
+    asked, answer = forward if rng.random() < 0.5 else backward
     return Turn(asked, answer, f"The text says: {answer}", facts={"kind": "passage", "value": answer})
+
+
+def echo(rng, period, length):
+    """Random digits that repeat after `period` of them, and where the repeats begin. Few distinct digits make what came
+    before a poor guide: only the exact distance helps, 127 tokens back (the window's last) or beyond the window."""
+    digits = rng.sample("0123456789", rng.choice((2, 2, 3, 5)))
+    block = "".join(rng.choice(digits) for _ in range(period))
+    head = f"Echo {period}: {block}"
+    return head, (block * (length // period + 1))[:length]
 
 
 def needle(rng):

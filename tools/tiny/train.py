@@ -18,9 +18,9 @@ import model as tiny
 import scoring
 from config import CONFIG
 from export import load_masters
-from optimizer import Optimizer
+from optimizer import Optimizer, balance
 
-INDEX_LOSS, DRAFT_LOSS, BALANCE = 0.5, 0.3, 0.001
+INDEX_LOSS, DRAFT_LOSS = 0.5, 0.3
 SELECT_FROM = 0.35  # share of the steps after which attention sees only the indexer's choice
 PIECES = 4
 
@@ -41,15 +41,6 @@ def save_masters(masters, out):
         torch.save(part, out / f"masters-{i}.pt")
 
 
-@torch.no_grad()
-def balance_experts(masters, chosen):
-    for prefix, mask in chosen.items():
-        bias = masters.get(prefix + "ffn.gate.bias")
-        if bias is not None:
-            load = mask.sum(0)
-            bias += BALANCE * torch.sign(load.mean() - load)
-
-
 def train_step(model, masters, optimizer, ids, weight, step, total):
     w = tiny.prepare(masters)
     for value in w.values():
@@ -60,7 +51,7 @@ def train_step(model, masters, optimizer, ids, weight, step, total):
     (main + DRAFT_LOSS * draft + INDEX_LOSS * index).backward()
     grads = {n: v.grad for n, v in w.items() if v.is_floating_point() and v.grad is not None}
     optimizer.step(masters, grads, rate(step, total))
-    balance_experts(masters, chosen)
+    balance(masters, chosen)
     return torch.stack((main.detach(), draft.detach(), index.detach()))
 
 
