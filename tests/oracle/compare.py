@@ -48,6 +48,7 @@ from numerics_model import Choices, Model
 LENGTHS = (1, 2, 3, 4, 5, 7, 8, 127, 128, 129, 131, 255, 256, 257, 383, 384, 513, 1100, 1500)
 FP32_LIMIT, FP32_FLIPS, FP32_GAP = 1e-3, 0.005, 1e-4
 OFFICIAL_MEDIAN, OFFICIAL_P90, OFFICIAL_FLIPS = 1e-4, 0.02, 0.01
+BF16_FLIPS = 0.05  # where one side scores in BF16, as the reference does
 UNEQUAL_STREAMS, TOP_TOKENS, NOISE_FACTOR = 0.25, 5, 2
 
 
@@ -176,7 +177,7 @@ def summary(replays: list[Distance]) -> tuple[float, float, float]:
             float(((unequal * lengths[:, None]).sum(0) / lengths.sum()).max()))
 
 
-def compare_official(label: str, oracle, echo, sequences, result: Result) -> bool:
+def compare_official(label, oracle, echo, sequences, result: Result, flip_limit: float) -> bool:
     good, ours, noises = True, [], []
     for number, tokens in enumerate(sequences):
         forced, streams = result.choices(number), result.streams[number]
@@ -197,7 +198,7 @@ def compare_official(label: str, oracle, echo, sequences, result: Result) -> boo
               f"  unequal {100 * float(mine.unequal.max()):.2f}%  {verdict(fine)}", flush=True)
     for name, limit, value, noise in zip(
             ("90th percentile", "flipped share", "unequal share"),
-            (OFFICIAL_P90, OFFICIAL_FLIPS, UNEQUAL_STREAMS), summary(ours), summary(noises)):
+            (OFFICIAL_P90, flip_limit, UNEQUAL_STREAMS), summary(ours), summary(noises)):
         fine = within(value, limit, noise)
         good &= fine
         print(f"  {label:12s} official {name} {value:.1e} (noise {noise:.1e})  {verdict(fine)}")
@@ -243,7 +244,8 @@ def check_config(seed: int, args) -> bool:
                 if numerics == "fp32":
                     good &= compare_fp32(label, oracle, sequences, result)
                 else:
-                    good &= compare_official(label, oracle, echo, sequences, result)
+                    limit = BF16_FLIPS if label == "reference" else OFFICIAL_FLIPS
+                    good &= compare_official(label, oracle, echo, sequences, result, limit)
             good &= same_in_chunks(
                 args.binary, model, sequences, numerics, result, args.same_chunks)
     return good
