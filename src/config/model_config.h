@@ -15,6 +15,8 @@ enum class Numerics { kOfficial, kFp32 };
 enum class LayerKind { kWindow, kC4, kC128 };  // compress ratio 0, 4, 128
 enum class RoutingKind { kHash, kScore };
 enum class ExpertDType { kFp4, kFp8 };
+// What an index key is stored as: kFp4 (official) or kFp8 with official numerics, kFp32 with fp32 numerics.
+enum class IndexKeyDType { kFp4, kFp8, kFp32 };
 enum class DraftKind { kNone, kMtp, kDSpark };
 
 // YaRN for the compressed layers' rope; always on there.

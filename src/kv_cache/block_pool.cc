@@ -61,9 +61,9 @@ int64_t BlockPool::FirstReachablePage(int64_t num_computed) const {
 }
 
 void BlockPool::ReleaseUnreachable(request::BlockTable& table, int64_t num_computed) {
-  const int64_t num_gone = std::min<int64_t>(
-      FirstReachablePage(num_computed) - table.first_window_page,
-      static_cast<int64_t>(table.window_pages.size()));
+  const int64_t num_gone =
+      std::min<int64_t>(FirstReachablePage(num_computed) - table.first_window_page,
+                        static_cast<int64_t>(table.window_pages.size()));
   if (num_gone <= 0) return;
   const auto end = table.window_pages.begin() + num_gone;
   for (auto it = table.window_pages.begin(); it != end; ++it) window_pages_.Release(*it);

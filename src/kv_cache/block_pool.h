@@ -1,8 +1,9 @@
-// BlockPool: who holds which history block, window page and state slot. It grows and shrinks the BlockTable
-// of a sequence; the bytes behind the ids belong to runtime/kv_cache.h. One thread (the engine's).
+// BlockPool: who holds which history block, window page and state slot. It grows and shrinks the
+// BlockTable of a sequence; the bytes behind the ids belong to runtime/kv_cache.h. One thread (the
+// engine's).
 //
-// A sequence holds its history blocks until it ends or is preempted. Of its window it holds only the pages
-// that a next token, or a rollback of kMaxRollbackTokens, can still reach.
+// A sequence holds its history blocks until it ends or is preempted. Of its window it holds only
+// the pages that a next token, or a rollback of kMaxRollbackTokens, can still reach.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,8 @@ inline int64_t NumBlocksFor(int64_t num_tokens) {
   return (num_tokens + kBlockTokens - 1) / kBlockTokens;
 }
 
-// The most window pages that a sequence holds while `num_tokens` of it run in one step, wherever they stand.
+// The most window pages that a sequence holds while `num_tokens` of it run in one step, wherever
+// they stand.
 int64_t MaxWindowPages(int sliding_window, int64_t num_tokens);
 
 class BlockPool {
@@ -33,11 +35,12 @@ class BlockPool {
   // There must be window pages for one token of one sequence, and a state slot.
   BlockPool(const PoolSizes& sizes, int sliding_window);
 
-  // Gives an empty table a state slot and the history blocks of `num_tokens`. False, with nothing taken,
-  // when either is short.
+  // Gives an empty table a state slot and the history blocks of `num_tokens`. False, with nothing
+  // taken, when either is short.
   bool Admit(int64_t num_tokens, request::BlockTable& table);
 
-  // How many of the `wanted` tokens after `num_computed` have room, in the table or in what is free.
+  // How many of the `wanted` tokens after `num_computed` have room, in the table or in what is
+  // free.
   int64_t NumRunnable(const request::BlockTable& table, int64_t num_computed, int64_t wanted) const;
 
   // Makes the table cover num_computed + num_tokens; num_tokens is at most NumRunnable.

@@ -1,6 +1,6 @@
-// IdPool: the ids [0, capacity) of one kind of cache memory, free or in use, with reference counts. The id
-// freed last is given out first: its memory is the likeliest to be warm. One thread (the engine's); no
-// memory of its own is named by an id here.
+// IdPool: the ids [0, capacity) of one kind of cache memory, free or in use, with reference counts.
+// The id freed last is given out first: its memory is the likeliest to be warm. One thread (the
+// engine's); no memory of its own is named by an id here.
 #pragma once
 
 #include <cstdint>

@@ -27,7 +27,7 @@ inline constexpr int kWindowPageTokens = 64;
 // A sequence can be taken back by this many tokens without losing window or compressor state.
 inline constexpr int kMaxRollbackTokens = 8;
 
-enum class IndexKeyDType { kFp4, kFp8, kFp32 };
+using config::IndexKeyDType;
 
 // One kind of entry inside a history block or window page.
 struct EntryLayout {

@@ -63,7 +63,8 @@ Result<PoolSizes> PlanPools(const KvLayout& layout, const PoolDemand& demand,
   PoolSizes needed = sizes;
   needed.num_blocks = static_cast<int32_t>(num_needed);
   return OutOfMemory(fmt::format(
-      "a KV cache of {} holds {} tokens, fewer than the context of {}: it needs {} for {} sequences "
+      "a KV cache of {} holds {} tokens, fewer than the context of {}: it needs {} for {} "
+      "sequences "
       "at once; give it more with --kv-cache-memory, or lower --max-model-len or --max-num-seqs",
       Mebibytes(budget_bytes), int64_t{sizes.num_blocks} * kBlockTokens, demand.max_model_len,
       Mebibytes(PoolBytes(layout, needed)), demand.max_num_seqs));

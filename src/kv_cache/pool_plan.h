@@ -1,7 +1,7 @@
 // PlanPools: how many blocks, pages and slots a memory budget buys. Pure functions.
 //
-// State slots and window pages are bought for every sequence that may run, so that only history blocks can be
-// short; history blocks get the rest, up to max_num_seqs full contexts.
+// State slots and window pages are bought for every sequence that may run, so that only history
+// blocks can be short; history blocks get the rest, up to max_num_seqs full contexts.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +19,15 @@ struct PoolDemand {
   int sliding_window = 128;
 };
 
-// kOutOfMemory when one sequence of max_model_len does not fit into `budget_bytes`: says how long a one would,
-// and how many bytes are needed.
+// kOutOfMemory when one sequence of max_model_len does not fit into `budget_bytes`: says how long a
+// one would, and how many bytes are needed.
 Result<PoolSizes> PlanPools(const KvLayout& layout, const PoolDemand& demand, int64_t budget_bytes);
 
 // The bytes of the pools.
 int64_t PoolBytes(const KvLayout& layout, const PoolSizes& sizes);
 
-// The bytes that every one of max_num_seqs full contexts needs at once: more than this is never used.
+// The bytes that every one of max_num_seqs full contexts needs at once: more than this is never
+// used.
 int64_t MaxUsefulBytes(const KvLayout& layout, const PoolDemand& demand);
 
 // The longest sequence that `budget_bytes` hold; 0 when not even one block fits.

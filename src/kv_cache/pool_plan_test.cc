@@ -31,8 +31,8 @@ TEST(PoolPlan, WindowPagesSufficeForAnySplitOfAStep) {
       const auto sizes = PlanPools(SmallLayout(), demand, int64_t{1} << 40);
       ASSERT_TRUE(sizes.ok());
       // One sequence takes all that the others' single tokens leave.
-      const int64_t worst = (num_seqs - 1) * MaxWindowPages(128, 1) +
-                            MaxWindowPages(128, tokens - (num_seqs - 1));
+      const int64_t worst =
+          (num_seqs - 1) * MaxWindowPages(128, 1) + MaxWindowPages(128, tokens - (num_seqs - 1));
       EXPECT_GE(sizes->num_window_pages, worst);
     }
   }
@@ -47,8 +47,7 @@ TEST(PoolPlan, NeverBuysMoreThanAllContextsTogether) {
 }
 
 TEST(PoolPlan, AContextThatDoesNotFitSaysWhatWouldAndWhatToDo) {
-  const PoolDemand demand{
-      .max_num_seqs = 1, .max_num_batched_tokens = 64, .max_model_len = 100000};
+  const PoolDemand demand{.max_num_seqs = 1, .max_num_batched_tokens = 64, .max_model_len = 100000};
   const int64_t budget = 610 + 3 * 1000;
   const auto sizes = PlanPools(SmallLayout(), demand, budget);
   ASSERT_FALSE(sizes.ok());

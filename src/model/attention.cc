@@ -12,6 +12,10 @@ namespace {
 using config::LayerKind;
 using kernels::Launch;
 
+static_assert(kernels::kC128StateHeaderBytes == kv_cache::kC128StateHeaderBytes);
+static_assert(kv_cache::kC4StateRows >= 8 + kv_cache::kMaxRollbackTokens);
+static_assert(kv_cache::kC128StateRows >= 2 * kv_cache::kMaxRollbackTokens);
+
 // One layer's attention over a step.
 template <typename T>
 class AttentionPass {
@@ -83,18 +87,28 @@ class AttentionPass {
     Rope(ws_.q, c_.num_heads, false);
   }
 
+  kernels::PagedEntries Entries(std::byte* pool, int64_t page_bytes,
+                                const kv_cache::EntryLayout& layout, int kind_layer,
+                                int data_bytes) const {
+    return {.pool = pool,
+            .page_bytes = page_bytes,
+            .layer_offset = layout.layer_offset(kind_layer),
+            .entries_per_page = layout.entries_per_layer,
+            .data_bytes = data_bytes,
+            .scale_bytes = layout.entry_bytes - data_bytes};
+  }
   kernels::PagedEntries WindowPages() const {
-    return kernels::KvEntries<T>(s_.kv.window_pages, s_.layout.window_page_bytes, s_.layout.window,
-                                 layer_, c_.head_dim, c_.rope_dim);
+    return Entries(s_.kv.window_pages, s_.layout.window_page_bytes, s_.layout.window, layer_,
+                   kernels::KvDataBytes<T>(c_.head_dim, c_.rope_dim));
   }
   kernels::PagedEntries CompressedBlocks() const {
-    return kernels::KvEntries<T>(s_.kv.blocks, s_.layout.block_bytes,
-                                 kind_ == LayerKind::kC4 ? s_.layout.c4 : s_.layout.c128,
-                                 kind_layer_, c_.head_dim, c_.rope_dim);
+    return Entries(s_.kv.blocks, s_.layout.block_bytes,
+                   kind_ == LayerKind::kC4 ? s_.layout.c4 : s_.layout.c128, kind_layer_,
+                   kernels::KvDataBytes<T>(c_.head_dim, c_.rope_dim));
   }
   kernels::PagedEntries IndexBlocks() const {
-    return kernels::IndexKeys(s_.kv.blocks, s_.layout.block_bytes, s_.layout.index, kind_layer_,
-                              c_.index_head_dim, s_.index_dtype);
+    return Entries(s_.kv.blocks, s_.layout.block_bytes, s_.layout.index, kind_layer_,
+                   kernels::IndexKeyDataBytes(c_.index_head_dim, s_.index_dtype));
   }
 
   void WindowEntries(const T* h_fp8) {
@@ -106,6 +120,7 @@ class AttentionPass {
                                          .head_dim = c_.head_dim,
                                          .rope_dim = c_.rope_dim,
                                          .window = c_.sliding_window,
+                                         .max_rollback = kv_cache::kMaxRollbackTokens,
                                          .pages = WindowPages()},
            s_.stream);
   }
@@ -131,7 +146,10 @@ class AttentionPass {
                                         .index_dtype = s_.index_dtype,
                                         .cache = cache,
                                         .state = state,
-                                        .slot_bytes = s_.layout.state.slot_bytes},
+                                        .slot_bytes = s_.layout.state.slot_bytes,
+                                        .ring_rows =
+                                            c4 ? kv_cache::kC4StateRows : kv_cache::kC128StateRows,
+                                        .max_rollback = kv_cache::kMaxRollbackTokens},
            s_.stream);
   }
 

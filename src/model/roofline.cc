@@ -16,7 +16,9 @@ double Fp4Bytes(double rows, double columns) { return rows * columns * (0.5 + 1.
 // One [rows, columns] product for `tokens` tokens in `count` layers.
 ProductCost Linear(std::string name, ProductType type, double bytes, double rows, double columns,
                    double tokens, double count) {
-  return {.name = std::move(name), .type = type, .weight_bytes = bytes * count,
+  return {.name = std::move(name),
+          .type = type,
+          .weight_bytes = bytes * count,
           .flops = 2 * rows * columns * tokens * count};
 }
 
@@ -37,11 +39,12 @@ void AddAttentionProjections(const ModelConfig& c, double tokens, std::vector<Pr
   const double down = c.q_lora_rank + c.head_dim;
   const double o_rank = static_cast<double>(c.o_groups) * c.o_lora_rank;
   const double group_width = heads_dim / c.o_groups;
-  out->push_back(Linear("wq_a, wkv", ProductType::kFp8, Fp8Bytes(down, h), down, h, tokens, layers));
+  out->push_back(
+      Linear("wq_a, wkv", ProductType::kFp8, Fp8Bytes(down, h), down, h, tokens, layers));
   out->push_back(Linear("wq_b", ProductType::kFp8, Fp8Bytes(heads_dim, c.q_lora_rank), heads_dim,
                         c.q_lora_rank, tokens, layers));
-  out->push_back(Linear("wo_a", ProductType::kBf16, Fp8Bytes(o_rank, group_width), o_rank, group_width,
-                        tokens, layers));
+  out->push_back(Linear("wo_a", ProductType::kBf16, Fp8Bytes(o_rank, group_width), o_rank,
+                        group_width, tokens, layers));
   out->push_back(Linear("wo_b", ProductType::kFp8, Fp8Bytes(h, o_rank), h, o_rank, tokens, layers));
 }
 
@@ -52,12 +55,14 @@ void AddCompressors(const ModelConfig& c, double tokens, std::vector<ProductCost
   // wkv and wgate; ratio 4 has twice the columns (the overlap).
   const double c4_rows = 2 * 2 * (c.head_dim + c.index_head_dim);
   const double c128_rows = 2.0 * c.head_dim;
-  out->push_back(Linear("compressors, ratio 4", ProductType::kFp32, 2 * c4_rows * h, c4_rows, h, tokens, c4));
   out->push_back(
-      Linear("compressors, ratio 128", ProductType::kFp32, 2 * c128_rows * h, c128_rows, h, tokens, c128));
+      Linear("compressors, ratio 4", ProductType::kFp32, 2 * c4_rows * h, c4_rows, h, tokens, c4));
+  out->push_back(Linear("compressors, ratio 128", ProductType::kFp32, 2 * c128_rows * h, c128_rows,
+                        h, tokens, c128));
 }
 
-// Entries of a kind that one sequence's step reads at least once: all that any of its tokens may select.
+// Entries of a kind that one sequence's step reads at least once: all that any of its tokens may
+// select.
 double EntriesRead(double visible_at_end, double selected_per_token, int tokens) {
   return std::min(visible_at_end, selected_per_token * tokens);
 }
@@ -72,8 +77,9 @@ void AddIndexer(const ModelConfig& c, const KvLayout& layout, const StepShape& s
   const double width = static_cast<double>(c.index_num_heads) * c.index_head_dim;
   out->push_back(Linear("indexer wq_b", ProductType::kFp8, Fp8Bytes(width, c.q_lora_rank), width,
                         c.q_lora_rank, tokens, layers));
-  out->push_back(Linear("indexer weights_proj", ProductType::kBf16, 2.0 * c.index_num_heads * c.hidden_size,
-                        c.index_num_heads, c.hidden_size, tokens, layers));
+  out->push_back(Linear("indexer weights_proj", ProductType::kBf16,
+                        2.0 * c.index_num_heads * c.hidden_size, c.index_num_heads, c.hidden_size,
+                        tokens, layers));
   out->push_back({.name = "indexer scores",
                   .type = ProductType::kFp8,
                   .kv_bytes = layers * shape.num_seqs * visible * layout.index.entry_bytes,
@@ -96,12 +102,14 @@ void AddAttention(const ModelConfig& c, const KvLayout& layout, const StepShape&
                     .kv_bytes = layers * seqs * keys_read * entry_bytes,
                     .flops = layers * seqs * keys_scored * flops_per_key});
   };
-  // A chunk's own entries come from the step itself; at most a window's worth is read from the cache.
+  // A chunk's own entries come from the step itself; at most a window's worth is read from the
+  // cache.
   add("attention, window", c.num_layers, window, VisibleEntries(shape, 1, c.sliding_window));
   add("attention, ratio 4", c4,
       EntriesRead(static_cast<double>(last / 4), c.index_topk, shape.tokens_per_seq),
       VisibleEntries(shape, 4, c.index_topk));
-  add("attention, ratio 128", c128, static_cast<double>(last / 128), VisibleEntries(shape, 128, 1e18));
+  add("attention, ratio 128", c128, static_cast<double>(last / 128),
+      VisibleEntries(shape, 128, 1e18));
 }
 
 void AddExperts(const ModelConfig& c, double tokens, std::vector<ProductCost>* out) {
@@ -111,8 +119,8 @@ void AddExperts(const ModelConfig& c, double tokens, std::vector<ProductCost>* o
   const double e = c.num_experts;
   const double k = c.num_experts_per_token;
   const double distinct = e * (1 - std::pow(1 - k / e, tokens));
-  const double expert_bytes = c.expert_dtype == config::ExpertDType::kFp4 ? 3 * Fp4Bytes(inner, h)
-                                                                          : 3 * Fp8Bytes(inner, h);
+  const double expert_bytes =
+      c.expert_dtype == config::ExpertDType::kFp4 ? 3 * Fp4Bytes(inner, h) : 3 * Fp8Bytes(inner, h);
   out->push_back({.name = "routed experts",
                   .type = ProductType::kFp8,
                   .weight_bytes = layers * distinct * expert_bytes,
@@ -126,7 +134,8 @@ void AddExperts(const ModelConfig& c, double tokens, std::vector<ProductCost>* o
 
 }  // namespace
 
-std::vector<ProductCost> StepCosts(const ModelConfig& c, const KvLayout& layout, const StepShape& shape) {
+std::vector<ProductCost> StepCosts(const ModelConfig& c, const KvLayout& layout,
+                                   const StepShape& shape) {
   const double tokens = static_cast<double>(shape.num_seqs) * shape.tokens_per_seq;
   const double h = c.hidden_size;
   std::vector<ProductCost> out;
@@ -136,15 +145,16 @@ std::vector<ProductCost> StepCosts(const ModelConfig& c, const KvLayout& layout,
   AddAttention(c, layout, shape, &out);
   AddExperts(c, tokens, &out);
   const double mixes = (2 + c.hc_mult) * c.hc_mult;
-  out.push_back(Linear("hyper-connection mixes", ProductType::kFp32, 4 * mixes * c.hc_mult * h, mixes,
-                       c.hc_mult * h, tokens, 2.0 * c.num_layers));
+  out.push_back(Linear("hyper-connection mixes", ProductType::kFp32, 4 * mixes * c.hc_mult * h,
+                       mixes, c.hc_mult * h, tokens, 2.0 * c.num_layers));
   out.push_back(Linear("head", ProductType::kBf16, 2.0 * c.vocab_size * h, c.vocab_size, h,
                        shape.logits_rows, 1));
   return out;
 }
 
 DeviceCeilings H200Ceilings() {
-  return {.name = "H200", .memory_bytes_per_s = 4.55e12, .fp8_flops = 1320e12, .bf16_flops = 785e12};
+  return {
+      .name = "H200", .memory_bytes_per_s = 4.55e12, .fp8_flops = 1320e12, .bf16_flops = 785e12};
 }
 
 RooflineTime Price(const std::vector<ProductCost>& costs, const DeviceCeilings& ceilings) {

@@ -1,7 +1,8 @@
-// Roofline: the bytes and FLOPs that one step cannot do without, product by product, from the config alone.
-// Pure functions. What a step must at least move: every weight it uses once (experts: the expected number of
-// distinct ones under uniform independent routing), and the KV entries that it reads. Activations, hyper-connection
-// streams and KV writes are left out: a fused implementation keeps them small.
+// Roofline: the bytes and FLOPs that one step cannot do without, product by product, from the
+// config alone. Pure functions. What a step must at least move: every weight it uses once (experts:
+// the expected number of distinct ones under uniform independent routing), and the KV entries that
+// it reads. Activations, hyper-connection streams and KV writes are left out: a fused
+// implementation keeps them small.
 #pragma once
 
 #include <string>
@@ -17,9 +18,9 @@ enum class ProductType { kFp8, kBf16, kFp32 };
 
 struct StepShape {
   int num_seqs = 1;
-  int tokens_per_seq = 1;       // 1: decode; more: a prefill chunk (or drafts to verify)
-  int64_t context_tokens = 0;   // before this step, per sequence
-  int logits_rows = 1;          // rows of the head product
+  int tokens_per_seq = 1;      // 1: decode; more: a prefill chunk (or drafts to verify)
+  int64_t context_tokens = 0;  // before this step, per sequence
+  int logits_rows = 1;         // rows of the head product
 };
 
 struct ProductCost {
@@ -30,8 +31,8 @@ struct ProductCost {
   double flops = 0;
 };
 
-std::vector<ProductCost> StepCosts(const config::ModelConfig& config, const kv_cache::KvLayout& layout,
-                                   const StepShape& shape);
+std::vector<ProductCost> StepCosts(const config::ModelConfig& config,
+                                   const kv_cache::KvLayout& layout, const StepShape& shape);
 
 // What the hardware was measured to do (bytes and FLOPs a second).
 struct DeviceCeilings {

@@ -45,7 +45,8 @@ TEST(Roofline, ADecodeStepOfFlashReadsElevenGigabytes) {
 TEST(Roofline, ExpertsOfABatchOverlap) {
   const auto layout =
       kv_cache::MakeKvLayout(Flash(), config::Numerics::kOfficial, kv_cache::IndexKeyDType::kFp8);
-  const auto costs = StepCosts(Flash(), layout, {.num_seqs = 32, .context_tokens = 4096, .logits_rows = 32});
+  const auto costs =
+      StepCosts(Flash(), layout, {.num_seqs = 32, .context_tokens = 4096, .logits_rows = 32});
   EXPECT_NEAR(TotalBytes(costs), 86.4e9, 0.2e9);
 }
 

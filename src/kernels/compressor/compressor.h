@@ -6,9 +6,11 @@
 //     only the latter.
 //   Ratio 128 (width d): entry j pools its 128 tokens, one by one in position order:
 //     m' = max(m, z); l = l * exp(m - m') + exp(z - m'); acc = acc * exp(m - m') + exp(z - m') * c.
-// Rows of earlier steps come from the state slot, which is then brought up to date
-// (kv_cache/kv_layout.h). The state runs behind by kMaxRollbackTokens, so that a sequence can be
-// taken back that far.
+// Rows of earlier steps come from the state slot, which is then brought up to date. Its layout:
+//   Ratio 4: float rows[ring_rows][2 * width] (c, z); row p mod ring_rows is token p.
+//   Ratio 128: int32 merged_end in kC128StateHeaderBytes, float m[d], l[d], acc[d] over the tokens
+//     [merged_end / 128 * 128, merged_end), then the same rows. merged_end runs max_rollback tokens
+//     behind, so that a sequence can be taken back that far.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +22,8 @@
 #include "kernels/kv_entry/kv_entry.h"
 
 namespace fathom::kernels {
+
+inline constexpr int kC128StateHeaderBytes = 64;
 
 // An entry that a step completes.
 struct CompressedEntry {
@@ -46,10 +50,12 @@ struct CompressorParams {
   float norm_eps = 0;
   std::span<const float> frequencies;  // [rope_dim / 2]
   CompressorOutput output = CompressorOutput::kKvEntry;
-  kv_cache::IndexKeyDType index_dtype = kv_cache::IndexKeyDType::kFp4;
+  config::IndexKeyDType index_dtype = config::IndexKeyDType::kFp4;
   PagedEntries cache;
-  std::byte* state = nullptr;  // of slot 0: this layer's rows of this compressor
+  std::byte* state = nullptr;  // of slot 0: this layer's state of this compressor
   int64_t slot_bytes = 0;
+  int ring_rows = 0;     // at least 8 + max_rollback for ratio 4, 2 * max_rollback for ratio 128
+  int max_rollback = 0;  // tokens
 
   int width() const { return ratio == 4 ? 2 * dim : dim; }
 };

@@ -11,11 +11,6 @@
 namespace fathom::kernels {
 namespace {
 
-using kv_cache::kC128StateHeaderBytes;
-using kv_cache::kC128StateRows;
-using kv_cache::kC4StateRows;
-using kv_cache::kMaxRollbackTokens;
-
 // The rows of one sequence: this step's from c and z, earlier ones from the ring in the state slot.
 template <typename T>
 class SequenceRows {
@@ -44,9 +39,9 @@ class SequenceRows {
   }
 
   // Keeps this step's last rows for later steps.
-  void WriteRing(int32_t num_rows) const {
+  void WriteRing() const {
     const int width = p_.width();
-    for (int32_t position = std::max(first_, end() - num_rows); position < end(); ++position) {
+    for (int32_t position = std::max(first_, end() - p_.ring_rows); position < end(); ++position) {
       float z[2 * kMaxEntrySize];
       const PoolRow row = Row(position, z);
       float* out = RingRow(position);
@@ -60,7 +55,7 @@ class SequenceRows {
     int32_t merged;
     std::memcpy(&merged, slot_, sizeof(merged));
     if (first_ == 0) return 0;
-    CHECK_LE(merged, first_);  // a rollback by more than kMaxRollbackTokens
+    CHECK_LE(merged, first_);  // a rollback by more than max_rollback
     return merged;
   }
   void set_merged_end(int32_t merged) const { std::memcpy(slot_, &merged, sizeof(merged)); }
@@ -71,11 +66,9 @@ class SequenceRows {
 
  private:
   float* RingRow(int32_t position) const {
-    if (p_.ratio == 4) {
-      return reinterpret_cast<float*>(slot_) + position % kC4StateRows * 2 * p_.width();
-    }
-    auto* rows = reinterpret_cast<float*>(slot_ + kC128StateHeaderBytes) + 3 * p_.dim;
-    return rows + position % kC128StateRows * 2 * p_.width();
+    auto* rows = reinterpret_cast<float*>(slot_);
+    if (p_.ratio == 128) rows = stored().acc + p_.dim;
+    return rows + position % p_.ring_rows * 2 * p_.width();
   }
 
   const CompressorParams<T>& p_;
@@ -132,7 +125,7 @@ void PoolC128(const CompressorParams<T>& p, const SequenceRows<T>& rows, int32_t
 template <typename T>
 void AdvanceC128(const CompressorParams<T>& p, const SequenceRows<T>& rows) {
   const int32_t merged = rows.merged_end();
-  const int32_t target = std::max(merged, rows.end() - kMaxRollbackTokens);
+  const int32_t target = std::max(merged, rows.end() - p.max_rollback);
   const int32_t begin = target / 128 * 128;
   OnlineSoftmax stored = rows.stored();
   int32_t from = merged;
@@ -204,7 +197,7 @@ void Launch(const CompressorParams<T>& p, device::Stream& stream) {
   pool.ParallelFor(p.batch.num_seqs(), 1, [&](int64_t seq, int64_t) {
     const SequenceRows<T> rows(p, static_cast<int>(seq));
     if (p.ratio == 128) AdvanceC128(p, rows);
-    rows.WriteRing(p.ratio == 4 ? kC4StateRows : kC128StateRows);
+    rows.WriteRing();
   });
 }
 

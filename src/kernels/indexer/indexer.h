@@ -26,7 +26,7 @@ struct IndexQueryParams {
   int dim = 0;
   int rope_dim = 0;
   const float* angles = nullptr;  // [num_tokens, rope_dim]
-  kv_cache::IndexKeyDType dtype = kv_cache::IndexKeyDType::kFp4;
+  config::IndexKeyDType dtype = config::IndexKeyDType::kFp4;
 };
 
 template <typename T>
@@ -40,7 +40,7 @@ struct IndexSelectParams {
   int dim = 0;
   int topk = 0;
   PagedEntries keys;
-  kv_cache::IndexKeyDType dtype = kv_cache::IndexKeyDType::kFp4;
+  config::IndexKeyDType dtype = config::IndexKeyDType::kFp4;
   uint64_t* scratch = nullptr;  // [num_threads, max_entries]
   int64_t max_entries = 0;
   int32_t* selected = nullptr;  // [num_tokens, topk], ascending

@@ -86,7 +86,7 @@ void SelectToken(const IndexSelectParams<T>& p, int64_t token, uint64_t* keys) {
 
 // What the cache's type holds of the vector.
 template <typename T>
-void RoundIndexVector(float* values, int dim, kv_cache::IndexKeyDType dtype) {
+void RoundIndexVector(float* values, int dim, config::IndexKeyDType dtype) {
   std::byte data[kMaxIndexHeadDim * 4], scales[8];
   const EntrySlot slot{data, scales};
   StoreIndexKey(values, dim, dtype, slot);

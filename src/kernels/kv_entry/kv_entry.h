@@ -1,6 +1,5 @@
-// Cache entries and index keys as bytes: one row written or read on the calling thread. The layout
-// of a block or page is kv_cache/kv_layout.h's: one layer's entries are all data parts, then all
-// scale parts.
+// Cache entries and index keys as bytes: one row written or read on the calling thread. In a block
+// or page the entries of one layer are all data parts, then all scale parts.
 //   KV entry, official: FP8 per 64 on the first head_dim - rope_dim values, BF16 for the rest;
 //   fp32: floats. Index key: FP4 per 32 or FP8 per 128 with FP32 scale, official; fp32: floats.
 #pragma once
@@ -8,8 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "config/model_config.h"
 #include "kernels/activation.h"
-#include "kv_cache/kv_layout.h"
 
 namespace fathom::kernels {
 
@@ -37,13 +36,15 @@ struct PagedEntries {
   }
 };
 
-// The entries of `kind_layer`; data and scale bytes of a KV entry of these sizes, or of an index
-// key.
+// Bytes of an entry's data part; the rest of the entry is its scale part.
 template <typename T>
-PagedEntries KvEntries(std::byte* pool, int64_t page_bytes, const kv_cache::EntryLayout& layout,
-                       int kind_layer, int head_dim, int rope_dim);
-PagedEntries IndexKeys(std::byte* pool, int64_t page_bytes, const kv_cache::EntryLayout& layout,
-                       int kind_layer, int dim, kv_cache::IndexKeyDType dtype);
+constexpr int KvDataBytes(int head_dim, int rope_dim) {
+  return kIsOfficial<T> ? head_dim + rope_dim : head_dim * 4;
+}
+constexpr int IndexKeyDataBytes(int dim, config::IndexKeyDType dtype) {
+  if (dtype == config::IndexKeyDType::kFp4) return dim / 2;
+  return dtype == config::IndexKeyDType::kFp8 ? dim : dim * 4;
+}
 
 // Values are already rounded to T.
 template <typename T>
@@ -51,7 +52,7 @@ void StoreKvEntry(const float* values, int head_dim, int rope_dim, EntrySlot slo
 template <typename T>
 void LoadKvEntry(EntrySlot slot, int head_dim, int rope_dim, float* values);
 
-void StoreIndexKey(const float* values, int dim, kv_cache::IndexKeyDType dtype, EntrySlot slot);
-void LoadIndexKey(EntrySlot slot, int dim, kv_cache::IndexKeyDType dtype, float* values);
+void StoreIndexKey(const float* values, int dim, config::IndexKeyDType dtype, EntrySlot slot);
+void LoadIndexKey(EntrySlot slot, int dim, config::IndexKeyDType dtype, float* values);
 
 }  // namespace fathom::kernels

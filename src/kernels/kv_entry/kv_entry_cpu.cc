@@ -9,36 +9,11 @@
 namespace fathom::kernels {
 namespace {
 
-using kv_cache::IndexKeyDType;
-
-PagedEntries Entries(std::byte* pool, int64_t page_bytes, const kv_cache::EntryLayout& layout,
-                     int kind_layer, int data_bytes) {
-  return {pool,
-          page_bytes,
-          layout.layer_offset(kind_layer),
-          layout.entries_per_layer,
-          data_bytes,
-          layout.entry_bytes - data_bytes};
-}
+using config::IndexKeyDType;
 
 uint8_t* Bytes(std::byte* p) { return reinterpret_cast<uint8_t*>(p); }
 
 }  // namespace
-
-template <typename T>
-PagedEntries KvEntries(std::byte* pool, int64_t page_bytes, const kv_cache::EntryLayout& layout,
-                       int kind_layer, int head_dim, int rope_dim) {
-  const int data_bytes = kIsOfficial<T> ? head_dim + rope_dim : head_dim * 4;
-  return Entries(pool, page_bytes, layout, kind_layer, data_bytes);
-}
-
-PagedEntries IndexKeys(std::byte* pool, int64_t page_bytes, const kv_cache::EntryLayout& layout,
-                       int kind_layer, int dim, IndexKeyDType dtype) {
-  const int data_bytes = dtype == IndexKeyDType::kFp4   ? dim / 2
-                         : dtype == IndexKeyDType::kFp8 ? dim
-                                                        : dim * 4;
-  return Entries(pool, page_bytes, layout, kind_layer, data_bytes);
-}
 
 template <>
 void StoreKvEntry<BFloat16>(const float* values, int head_dim, int rope_dim, EntrySlot slot) {
@@ -111,10 +86,5 @@ void LoadIndexKey(EntrySlot slot, int dim, IndexKeyDType dtype, float* values) {
       std::memcpy(values, slot.data, static_cast<size_t>(dim) * sizeof(float));
   }
 }
-
-template PagedEntries KvEntries<BFloat16>(std::byte*, int64_t, const kv_cache::EntryLayout&, int,
-                                          int, int);
-template PagedEntries KvEntries<float>(std::byte*, int64_t, const kv_cache::EntryLayout&, int, int,
-                                       int);
 
 }  // namespace fathom::kernels

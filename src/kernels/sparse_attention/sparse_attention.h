@@ -29,6 +29,7 @@ struct WindowStoreParams {
   int head_dim = 0;
   int rope_dim = 0;
   int window = 0;
+  int max_rollback = 0;  // tokens that a later step may go back
   PagedEntries pages;
 };
 

@@ -14,9 +14,9 @@ void StoreToken(const WindowStoreParams<T>& p, size_t t) {
   EntrySlot slot{data, scales};
   const int32_t seq = p.batch.token_seq[t];
   const int32_t position = p.batch.positions[t];
-  // A step after a full rollback begins at end - kMaxRollbackTokens and sees window - 1 positions
+  // A step after a full rollback begins at end - max_rollback and sees window - 1 positions
   // before that.
-  const int32_t oldest = p.batch.end(seq) - kv_cache::kMaxRollbackTokens - (p.window - 1);
+  const int32_t oldest = p.batch.end(seq) - p.max_rollback - (p.window - 1);
   const int32_t page =
       position / p.pages.entries_per_page - p.batch.first_window_page[static_cast<size_t>(seq)];
   if (position >= oldest && page >= 0) {
