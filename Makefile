@@ -18,8 +18,9 @@ test:  ## every test that needs no GPU and no torch
 	ctest --test-dir build -j $(JOBS) --output-on-failure --no-tests=error
 	$(PYTHON) -m pytest tests/e2e
 
-serve: build  ## the built-in model on port 8000
-	build/fathom serve models/fathom-tiny --port 8000
+PORT ?= 8000
+serve: build  ## the built-in model on PORT
+	build/fathom serve models/fathom-tiny --port $(PORT)
 
 test-gpu:  ## the tests of device code, on a machine with a GPU
 	scripts/setup --test
