@@ -1,8 +1,8 @@
 """Writes random inputs and expected outputs of every operator to tests/golden/ops.
 
 Names: inputs plain; outputs `official.NAME` and `fp32.NAME`, or plain where both modes agree.
-Scalars are a JSON object in the file's metadata, key `scalars`. tests/golden/README.md lists shapes and tolerances; each file
-stays below 200 KB.
+Scalars are a JSON object in the file's metadata, key `scalars`. tests/golden/README.md lists shapes
+and tolerances; each file stays below 200 KB.
 
     python make_op_vectors.py [--out ../golden/ops]
 """
@@ -216,8 +216,8 @@ def sparse_attention():
     mask[0] = False
     mask[0, 17] = True
     mask[1] = True
-    return {"q": stored(q), "keys": stored(keys), "mask": mask.to(torch.uint8), "sink": sink} | both(
-        lambda n: {"o": ops.attend(q, keys, mask, sink, n)}), {}
+    inputs = {"q": stored(q), "keys": stored(keys), "mask": mask.to(torch.uint8), "sink": sink}
+    return inputs | both(lambda n: {"o": ops.attend(q, keys, mask, sink, n)}), {}
 
 
 def grouped_output():

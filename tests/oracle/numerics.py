@@ -28,8 +28,8 @@ class Numerics:
     mode: str
     # "fp4" is the model's own; "fp8" is the option use_fp4_indexer_cache=false.
     index_cache: str = "fp4"
-    # False takes the sums of products in FP32: as right, in another order. Shows how far two
-    # correct implementations are apart.
+    # False takes the sums of products in FP32, in blocks: as right, in another order. Shows how
+    # far two correct implementations are apart.
     wide_sums: bool = True
 
     def __post_init__(self):
@@ -115,7 +115,8 @@ def through_fp4(x: torch.Tensor) -> torch.Tensor:
 def dot(x: torch.Tensor, w: torch.Tensor, wide: bool = True) -> torch.Tensor:
     """x [..., K] times w [N, K] transposed, one rounding to FP32."""
     if not wide:
-        return x @ w.transpose(-1, -2)
+        parts = zip(x.split(FP4_BLOCK, -1), w.split(FP4_BLOCK, -1))
+        return sum(a @ b.transpose(-1, -2) for a, b in parts)
     return (x.double() @ w.double().transpose(-1, -2)).float()
 
 
@@ -190,17 +191,19 @@ class Mix:
     comb: torch.Tensor
 
 
-def hc_project(streams: torch.Tensor, fn: torch.Tensor, norm_eps: float) -> torch.Tensor:
+def hc_project(
+    streams: torch.Tensor, fn: torch.Tensor, norm_eps: float, wide: bool
+) -> torch.Tensor:
     flat = streams.flatten(1)
-    return dot(flat, fn) * torch.rsqrt(mean_square(flat) + norm_eps)
+    return dot(flat, fn, wide) * torch.rsqrt(mean_square(flat) + norm_eps)
 
 
 def hc_mix(
     streams: torch.Tensor, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor,
-    norm_eps: float, hc_eps: float, iterations: int,
+    norm_eps: float, hc_eps: float, iterations: int, wide: bool = True,
 ) -> Mix:
     """streams [T, 4, H], fn [24, 4H], base [24], scale [3]. FP32 in both modes."""
-    mixes = hc_project(streams, fn, norm_eps)
+    mixes = hc_project(streams, fn, norm_eps, wide)
     pre = torch.sigmoid(mixes[:, 0:4] * scale[0] + base[0:4]) + hc_eps
     post = 2 * torch.sigmoid(mixes[:, 4:8] * scale[1] + base[4:8])
     logits = (mixes[:, 8:] * scale[2] + base[8:]).reshape(-1, STREAMS, STREAMS)
@@ -226,7 +229,8 @@ def hc_head(
     norm_eps: float, hc_eps: float, n: Numerics,
 ) -> torch.Tensor:
     """The four streams as one [T, H]: fn [4, 4H], base [4], scale [1]."""
-    pre = torch.sigmoid(hc_project(streams, fn, norm_eps) * scale + base) + hc_eps
+    mixes = hc_project(streams, fn, norm_eps, n.wide_sums)
+    pre = torch.sigmoid(mixes * scale + base) + hc_eps
     return hc_gather(streams, pre, n)
 
 

@@ -59,7 +59,7 @@ class Mtp:
 
 
 class DSpark:
-    """Drafts a block at once from what the target's layers held, then chains it by a Markov head."""
+    """Drafts a block at once from what the target's layers held; a Markov head chains it."""
 
     def __init__(self, model: Model):
         config = model.config
@@ -74,7 +74,8 @@ class DSpark:
         """Appends T positions; `after` are the target's streams after each layer."""
         model = self.model
         means = [model.n.b(after[layer].double().mean(1).float()) for layer in self.targets]
-        main = model.norm(model.linear(torch.cat(means, dim=1), "mtp.0.main_proj"), "mtp.0.main_norm")
+        main = model.linear(torch.cat(means, dim=1), "mtp.0.main_proj")
+        main = model.norm(main, "mtp.0.main_norm")
         positions = torch.arange(main.shape[0]) + self.windows[0].shape[0]
         tables = ops.rope_tables(model.freq(0), positions)
         for stage in range(self.stages):
@@ -82,7 +83,7 @@ class DSpark:
             self.windows[stage] = torch.cat((self.windows[stage], own))
 
     def draft(self, token: int, sample=torch.argmax):
-        """After `extend` up to position p, with t_{p+1} = token: ids, logits [B, vocab], confidence."""
+        """After `extend` up to position p, token t_{p+1}: ids, logits [B, vocab], confidence."""
         model, last = self.model, f"mtp.{self.stages - 1}."
         tokens = torch.tensor([token] + [self.noise] * (self.block - 1))
         positions = torch.arange(self.block) + self.windows[0].shape[0]

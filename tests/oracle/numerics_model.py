@@ -180,7 +180,8 @@ class Model:
         fn, base, scale = (self.values(name + part) for part in ("_fn", "_base", "_scale"))
         c = self.config
         return ops.hc_mix(
-            streams, fn, base, scale, self.eps, c["hc_eps"], c["hc_sinkhorn_iters"])
+            streams, fn, base, scale, self.eps, c["hc_eps"], c["hc_sinkhorn_iters"],
+            self.n.wide_sums)
 
     def enter(self, streams, name, part) -> tuple[Mix, torch.Tensor]:
         mix = self.mix(streams, f"{name}.hc_{part}")
@@ -238,7 +239,7 @@ class Model:
         return self.logits(self.collapse(after[-1])), choices
 
     def replay(self, tokens, force_routing, force_index, anchors):
-        """Another implementation's run, layer by layer: logits, choices, streams after each layer."""
+        """Another implementation's run layer by layer: logits, choices, streams after each."""
         after, choices = self.forward_streams(tokens, force_routing, force_index, anchors)
         return self.logits(self.collapse(after[-1])), choices, after
 
