@@ -1,0 +1,58 @@
+"""A real server as a child process: started on a free port, ready when /health says so, always ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BINARY = ROOT / "build" / "fathom"
+MODEL = ROOT / "models" / "fathom-tiny"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class ServerProcess:
+    """`command` must serve on `port` of 127.0.0.1; what it prints goes to `log`."""
+
+    def __init__(self, command: list[str], port: int, log: Path):
+        self.url = f"http://127.0.0.1:{port}"
+        self.port = port
+        self.log = log
+        # A group of its own: `make serve` has children.
+        self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL,
+                                        stdout=log.open("w"), stderr=subprocess.STDOUT,
+                                        start_new_session=True)
+
+    def wait_until_ready(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                break
+            try:
+                with urllib.request.urlopen(self.url + "/health", timeout=2) as answer:
+                    if answer.status == 200:
+                        return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.1)
+        raise AssertionError(f"not ready; exit code {self.process.poll()}:\n{self.log.read_text()}")
+
+    def stop(self) -> int:
+        """SIGTERM, and SIGKILL if that does not end it within 30 s; the exit code."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGTERM)
+        try:
+            return self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            return self.process.wait()
