@@ -37,12 +37,16 @@ Value Value::String(std::string s) {
   return v;
 }
 
+Value Value::Array() { return Array(std::vector<Value>()); }
+
 Value Value::Array(std::vector<Value> items) {
   Value v;
   v.kind_ = Kind::kArray;
   v.items_ = std::move(items);
   return v;
 }
+
+Value Value::Object() { return Object(std::vector<Member>()); }
 
 Value Value::Object(std::vector<Member> members) {
   Value v;

@@ -35,8 +35,10 @@ class Value {
   static Value Number(double n);                   // finite; rendered as Python's repr
   static Value NumberLexeme(std::string lexeme);   // a valid JSON number
   static Value String(std::string s);              // valid UTF-8
-  static Value Array(std::vector<Value> items = {});
-  static Value Object(std::vector<Member> members = {});
+  static Value Array();
+  static Value Array(std::vector<Value> items);
+  static Value Object();
+  static Value Object(std::vector<Member> members);
 
   Kind kind() const { return kind_; }
   bool is_null() const { return kind_ == Kind::kNull; }
