@@ -18,6 +18,16 @@ test:  ## every test that needs no GPU and no torch
 	ctest --test-dir build -j $(JOBS) --output-on-failure --no-tests=error
 	$(PYTHON) -m pytest tests/e2e
 
+oracle: build  ## the binary against independent implementations; rewrites tests/golden, which must still hold
+	scripts/setup --oracle
+	cmake --build --preset release --target tokenize_lines model_test -j $(JOBS)
+	$(PYTHON) tests/oracle/check_numerics.py
+	$(PYTHON) tests/oracle/compare.py --binary build/fathom --same-chunks 1,3,64,257
+	$(PYTHON) tests/oracle/tokenizer_parity.py build/src/text/tokenize_lines --megabytes 8
+	$(PYTHON) tests/oracle/make_op_vectors.py
+	$(PYTHON) tests/oracle/make_golden.py
+	ctest --test-dir build -R '^model\.' -j $(JOBS) --output-on-failure --no-tests=error
+
 PORT ?= 8000
 serve: build  ## the built-in model on PORT
 	build/fathom serve models/fathom-tiny --port $(PORT)
