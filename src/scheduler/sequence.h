@@ -1,0 +1,42 @@
+// Sequence: the scheduler's mutable state of one request. Owned by the Scheduler; one thread (the
+// engine's).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "request/request.h"
+#include "request/scheduled_batch.h"
+
+namespace fathom::scheduler {
+
+struct Sequence {
+  request::Request request;
+  uint64_t order = 0;  // of arrival; kept through preemptions
+
+  std::vector<int32_t> token_ids;  // prompt, then output
+  int64_t num_prompt_tokens = 0;
+  int64_t num_computed_tokens = 0;  // their KV is in the cache
+  request::BlockTable block_table;  // empty while waiting
+
+  // Of prompt tokens 1..; complete, and then moved out, with the first sampled token.
+  std::vector<request::TokenLogprobs> prompt_logprobs;
+
+  int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
+  int64_t num_output_tokens() const { return num_tokens() - num_prompt_tokens; }
+  int64_t num_remaining() const { return num_tokens() - num_computed_tokens; }
+  // A decode has one token to run; anything else is a prefill, first or after a preemption.
+  bool is_decode() const { return num_remaining() == 1; }
+};
+
+// Who runs first, and who is preempted last: lower priority value, then earlier arrival.
+struct RunsBefore {
+  bool operator()(const Sequence* a, const Sequence* b) const {
+    if (a->request.priority != b->request.priority) {
+      return a->request.priority < b->request.priority;
+    }
+    return a->order < b->order;
+  }
+};
+
+}  // namespace fathom::scheduler
