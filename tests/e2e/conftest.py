@@ -1,16 +1,29 @@
 import pytest
+from openai import OpenAI
 
-from server_process import BINARY, MODEL, ServerProcess, free_port
+from http_client import HttpClient
+from server_process import ServerProcess
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
     """The built-in model, served with default flags to all tests that do not change the server's state."""
-    port = free_port()
-    log = tmp_path_factory.mktemp("server") / "log.txt"
-    process = ServerProcess([str(BINARY), "serve", str(MODEL), "--port", str(port)], port, log)
-    try:
-        process.wait_until_ready(60)
-        yield process
-    finally:
-        process.stop()
+    process = ServerProcess.serve(tmp_path_factory.mktemp("server") / "log.txt")
+    yield process
+    process.stop()
+
+
+@pytest.fixture(scope="session")
+def http(server) -> HttpClient:
+    return HttpClient(server.port)
+
+
+@pytest.fixture(scope="session")
+def client(server) -> OpenAI:
+    """The official client, unmodified; its retries would hide errors."""
+    return OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=120)
+
+
+@pytest.fixture(scope="session")
+def model(client) -> str:
+    return client.models.list().data[0].id

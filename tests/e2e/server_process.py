@@ -12,8 +12,8 @@ import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-BINARY = ROOT / "build" / "fathom"
-MODEL = ROOT / "models" / "fathom-tiny"
+BINARY = Path(os.environ.get("FATHOM_BINARY", ROOT / "build" / "fathom"))
+MODEL = Path(os.environ.get("FATHOM_MODEL", ROOT / "models" / "fathom-tiny"))
 
 
 def free_port() -> int:
@@ -46,6 +46,18 @@ class ServerProcess:
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
         raise AssertionError(f"not ready; exit code {self.process.poll()}:\n{self.log.read_text()}")
+
+    @classmethod
+    def serve(cls, log: Path, *flags: str) -> ServerProcess:
+        """The built-in model with these flags, ready to answer."""
+        port = free_port()
+        process = cls([str(BINARY), "serve", str(MODEL), "--port", str(port), *flags], port, log)
+        try:
+            process.wait_until_ready(60)
+        except AssertionError:
+            process.stop()
+            raise
+        return process
 
     def stop(self) -> int:
         """SIGTERM, and SIGKILL if that does not end it within 30 s; the exit code."""

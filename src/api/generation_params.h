@@ -1,0 +1,47 @@
+// GenerationParams: what a request asks of generation besides its prompt; the fields that chat and
+// text completions share, read and checked in one place. Plain values.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "api/field_reader.h"
+#include "api/server_context.h"
+#include "request/sampling_params.h"
+
+namespace fathom::api {
+
+struct GenerationParams {
+  request::SamplingParams sampling;   // but max_tokens, which follows from the prompt's length
+  std::optional<int64_t> max_tokens;  // as asked
+  bool seed_given = false;
+  int num_choices = 1;
+  std::vector<std::string> stop;
+  bool include_stop_str_in_output = false;
+  bool skip_special_tokens = true;
+  std::optional<int64_t> truncate_prompt_tokens;
+  bool add_special_tokens = true;
+  bool echo = false;
+
+  bool stream = false;
+  bool include_usage = false;
+  bool continuous_usage = false;
+  bool return_token_ids = false;
+  bool return_tokens_as_token_ids = false;
+
+  std::string client_request_id;
+  std::string cache_salt;
+  std::string session;
+};
+
+GenerationParams ReadGenerationParams(FieldReader* fields, const ServerContext& context);
+
+// 404 model_not_found unless the request names a served model or none. The name to answer with.
+Parsed<std::string> ReadModelName(FieldReader* fields, const ServerContext& context);
+
+// A field that would change the answer and is not served refuses the request; it is never ignored.
+void RefuseUnsupportedFields(FieldReader* fields);
+
+}  // namespace fathom::api

@@ -1,0 +1,71 @@
+#include <utility>
+
+#include "api/openai/chat_answer.h"
+#include "api/openai/chat_request.h"
+#include "api/openai/generation_start.h"
+#include "api/openai/handlers.h"
+#include "api/prompt_budget.h"
+#include "api/request_body.h"
+
+namespace fathom::api::openai {
+namespace {
+
+MaybeError AnswerChat(const ServerContext& context, const http::Request& http_request,
+                      const Writer& writer) {
+  Parsed<json::Value> body = ReadJsonObject(http_request, context.options.limits.json);
+  if (!body.ok()) return body.error();
+  Parsed<ChatRequest> request = ParseChatRequest(*body, context);
+  if (!request.ok()) return request.error();
+  Parsed<std::vector<int32_t>> prompt = EncodePrompt(*request, context);
+  if (!prompt.ok()) return prompt.error();
+  const Parsed<int> max_tokens =
+      FitPrompt({.max_tokens = request->params.max_tokens,
+                 .default_max_tokens = std::nullopt,
+                 .truncate_prompt_tokens = request->params.truncate_prompt_tokens,
+                 .max_model_len = context.engine.max_model_len()},
+                &*prompt);
+  if (!max_tokens.ok()) return max_tokens.error();
+
+  const GenerationParams& params = request->params;
+  const text::ToolCallParser::Options parser{
+      .in_reasoning = prompt->back() == context.model.special_tokens.think_begin,
+      .parse_tool_calls = request->tool_use.parse_calls,
+      .parallel = request->tool_use.parallel,
+      .tools = text::ReadToolSchemas(request->tool_use.tools)};
+  std::vector<Generation::Choice> choices;
+  for (int i = 0; i < params.num_choices; ++i) {
+    choices.push_back(MakeChoice(context, params, *prompt, *max_tokens, i, parser));
+  }
+  const bool stream = params.stream;
+  ChatAnswerSpec spec{
+      .envelope =
+          MakeEnvelope(params, "chatcmpl-", stream ? "chat.completion.chunk" : "chat.completion",
+                       request->model),
+      .params = params,
+      .has_reasoning_field =
+          request->include_reasoning && request->thinking.mode == text::ThinkingMode::kThinking,
+      .echo = params.echo ? request->conversation.last_content : "",
+      .prompt_ids = *std::move(prompt)};
+  if (!stream) {
+    auto answer = std::make_shared<ChatWholeAnswer>(context, std::move(spec), writer);
+    return std::make_shared<Generation>(&context.engine, std::move(choices), writer,
+                                        std::move(answer))
+        ->Start();
+  }
+  auto answer = std::make_shared<ChatStreamAnswer>(context, std::move(spec), writer);
+  const auto generation =
+      std::make_shared<Generation>(&context.engine, std::move(choices), writer, answer);
+  if (MaybeError error = generation->Start()) return error;
+  answer->Begin();
+  return std::nullopt;
+}
+
+}  // namespace
+
+void HandleChatCompletions(const ServerContext& context, const http::Request& request,
+                           const Writer& writer) {
+  if (const MaybeError error = AnswerChat(context, request, writer))
+    writer->Send(ErrorResponse(*error));
+}
+
+}  // namespace fathom::api::openai

@@ -1,0 +1,66 @@
+#include <utility>
+
+#include "api/openai/completion_answer.h"
+#include "api/openai/completion_request.h"
+#include "api/openai/generation_start.h"
+#include "api/openai/handlers.h"
+#include "api/prompt_budget.h"
+#include "api/request_body.h"
+
+namespace fathom::api::openai {
+namespace {
+
+constexpr int kDefaultMaxTokens = 16;
+
+// The sequences of all prompts, prompt by prompt; cuts the prompts that asked to be cut.
+Parsed<std::vector<Generation::Choice>> MakeChoices(const ServerContext& context,
+                                                    CompletionRequest* request) {
+  const GenerationParams& params = request->params;
+  std::vector<Generation::Choice> choices;
+  for (CompletionPrompt& prompt : request->prompts) {
+    const Parsed<int> max_tokens =
+        FitPrompt({.max_tokens = params.max_tokens,
+                   .default_max_tokens = kDefaultMaxTokens,
+                   .truncate_prompt_tokens = params.truncate_prompt_tokens,
+                   .max_model_len = context.engine.max_model_len(),
+                   .param = "prompt",
+                   .place = "prompt"},
+                  &prompt.token_ids);
+    if (!max_tokens.ok()) return max_tokens.error();
+    for (int i = 0; i < params.num_choices; ++i) {
+      choices.push_back(
+          MakeChoice(context, params, prompt.token_ids, *max_tokens, i, std::nullopt));
+    }
+  }
+  return choices;
+}
+
+MaybeError AnswerCompletion(const ServerContext& context, const http::Request& http_request,
+                            const Writer& writer) {
+  Parsed<json::Value> body = ReadJsonObject(http_request, context.options.limits.json);
+  if (!body.ok()) return body.error();
+  Parsed<CompletionRequest> request = ParseCompletionRequest(*body, context);
+  if (!request.ok()) return request.error();
+  Parsed<std::vector<Generation::Choice>> choices = MakeChoices(context, &*request);
+  if (!choices.ok()) return choices.error();
+
+  const bool stream = request->params.stream;
+  Envelope envelope = MakeEnvelope(request->params, "cmpl-", "text_completion", request->model);
+  auto answer =
+      std::make_shared<CompletionAnswer>(context, std::move(envelope), *std::move(request), writer);
+  const auto generation =
+      std::make_shared<Generation>(&context.engine, *std::move(choices), writer, answer);
+  if (MaybeError error = generation->Start()) return error;
+  if (stream) answer->Begin();
+  return std::nullopt;
+}
+
+}  // namespace
+
+void HandleCompletions(const ServerContext& context, const http::Request& request,
+                       const Writer& writer) {
+  if (const MaybeError error = AnswerCompletion(context, request, writer))
+    writer->Send(ErrorResponse(*error));
+}
+
+}  // namespace fathom::api::openai

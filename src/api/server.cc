@@ -1,0 +1,203 @@
+#include "api/server.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+#include <string>
+#include <utility>
+
+#include "api/auth.h"
+#include "api/http_metrics.h"
+#include "api/openai/answer_format.h"
+#include "api/openai/handlers.h"
+#include "api/server_context.h"
+#include "api/tagged_writer.h"
+#include "api/thinking_mode.h"
+#include "base/log.h"
+#include "http/server.h"
+
+namespace fathom::api {
+namespace {
+
+using openai::Writer;
+using OpenAiHandler = void (*)(const ServerContext&, const http::Request&, const Writer&);
+
+// After the engine has drained, the last bytes of the answers have this long.
+constexpr std::chrono::seconds kFlushTime{5};
+
+http::Response PlainResponse(int status, std::string body) {
+  return {.status = status,
+          .content_type = "text/plain; charset=utf-8",
+          .headers = {},
+          .body = std::move(body)};
+}
+
+// What anybody may ask: is it there, is it well.
+bool IsProbe(const http::Request& request) {
+  return request.path == "/" || request.path == "/ping" || request.path == "/health" ||
+         request.path.starts_with("/health/");
+}
+
+class OpenAiServer final : public ApiServer {
+ public:
+  OpenAiServer(ApiOptions options, engine::Engine& engine, const text::Tokenizer& tokenizer,
+               ModelInfo model, MetricsRegistry& metrics)
+      : context_{.options = std::move(options),
+                 .model = std::move(model),
+                 .engine = engine,
+                 .tokenizer = tokenizer,
+                 .metrics = metrics,
+                 .start_time = static_cast<int64_t>(std::time(nullptr))},
+        keys_(context_.options.api_keys),
+        http_(http::Server::Create(HttpOptions())) {
+    RouteProbes();
+    RouteOpenAi();
+  }
+  ~OpenAiServer() override { Stop(std::chrono::milliseconds(0)); }
+
+  Status Start();
+  int port() const override { return http_->port(); }
+  void Stop(std::chrono::milliseconds drain_timeout) override;
+
+ private:
+  http::ServerOptions HttpOptions();
+  void RouteProbes();
+  void RouteOpenAi();
+  void Route(const char* method, const char* path, OpenAiHandler handler);
+  // A route that starts a generation: 503 while draining.
+  void RouteGeneration(const char* path, OpenAiHandler handler);
+  std::optional<http::Response> Admit(const http::Request& request) const;
+
+  ServerContext context_;
+  const ApiKeys keys_;
+  bool stopped_ = false;
+  const std::unique_ptr<http::Server> http_;
+};
+
+http::ServerOptions OpenAiServer::HttpOptions() {
+  http::ServerOptions options;
+  options.host = context_.options.host;
+  options.port = context_.options.port;
+  options.num_threads = context_.options.num_io_threads;
+  options.limits = context_.options.http_limits;
+  options.admit = [this](const http::Request& request) { return Admit(request); };
+  options.error_response = [](int status, std::string_view message, const http::Request& request) {
+    http::Response response = openai::ErrorResponse(
+        {.status = status, .message = std::string(message), .param = "", .code = ""});
+    response.headers.push_back(RequestIdHeader(request));
+    return response;
+  };
+  options.on_exchange = [this](const http::ExchangeRecord& record) {
+    RecordExchange(record, &context_.metrics);
+    LogDebug("{} {} {} {:.1f} ms", record.method, record.route, record.status,
+             record.seconds * 1000);
+  };
+  return options;
+}
+
+std::optional<http::Response> OpenAiServer::Admit(const http::Request& request) const {
+  if (IsProbe(request) || keys_.Allow(request)) return std::nullopt;
+  http::Response response =
+      openai::ErrorResponse({.status = 401,
+                             .message = "Incorrect or missing API key: send the header "
+                                        "Authorization: Bearer KEY, or x-api-key: KEY.",
+                             .param = "",
+                             .code = "invalid_api_key"});
+  response.headers.push_back(RequestIdHeader(request));
+  return response;
+}
+
+void OpenAiServer::Route(const char* method, const char* path, OpenAiHandler handler) {
+  http_->Route(method, path, [this, handler](http::Request request, Writer writer) {
+    http::Header tag = RequestIdHeader(request);
+    handler(context_, request, TagWriter(std::move(writer), std::move(tag)));
+  });
+}
+
+void OpenAiServer::RouteGeneration(const char* path, OpenAiHandler handler) {
+  http_->Route("POST", path, [this, handler](http::Request request, Writer writer) {
+    http::Header tag = RequestIdHeader(request);
+    writer = TagWriter(std::move(writer), std::move(tag));
+    if (!context_.draining) return handler(context_, request, writer);
+    writer->Send(openai::ErrorResponse({.status = 503,
+                                        .message = "The server is shutting down.",
+                                        .param = "",
+                                        .code = "server_draining"}));
+  });
+}
+
+void OpenAiServer::RouteProbes() {
+  const auto healthy = [this](bool ready_only) {
+    const bool well = context_.engine.Stats().healthy && !(ready_only && context_.draining);
+    return PlainResponse(well ? 200 : 503, well ? "" : "the engine does not run\n");
+  };
+  for (const char* path : {"/health", "/health/live", "/health/ready", "/ping"}) {
+    const bool ready_only = std::string_view(path) == "/health/ready";
+    const auto handler = [healthy, ready_only](http::Request, Writer writer) {
+      writer->Send(healthy(ready_only));
+    };
+    http_->Route("GET", path, handler);
+    if (std::string_view(path) == "/ping") http_->Route("POST", path, handler);
+  }
+  http_->Route("GET", "/", [](http::Request, Writer writer) {
+    writer->Send(PlainResponse(200, "fathom " FATHOM_VERSION "\n"));
+  });
+  http_->Route("GET", "/version", [](http::Request, Writer writer) {
+    writer->Send({.headers = {}, .body = R"({"version":")" FATHOM_VERSION "\"}"});
+  });
+  http_->Route("GET", "/metrics", [this](http::Request, Writer writer) {
+    writer->Send({.content_type = "text/plain; version=0.0.4; charset=utf-8",
+                  .headers = {},
+                  .body = context_.metrics.ExposeText()});
+  });
+}
+
+void OpenAiServer::RouteOpenAi() {
+  for (const char* path : {"/v1/models", "/models"}) Route("GET", path, openai::HandleModels);
+  for (const char* path : {"/v1/models/*", "/models/*"}) Route("GET", path, openai::HandleModel);
+  for (const char* path : {"/v1/chat/completions", "/chat/completions", "/beta/chat/completions"}) {
+    RouteGeneration(path, openai::HandleChatCompletions);
+  }
+  for (const char* path : {"/v1/completions", "/completions", "/beta/completions"}) {
+    RouteGeneration(path, openai::HandleCompletions);
+  }
+  Route("POST", "/tokenize", openai::HandleTokenize);
+  Route("POST", "/detokenize", openai::HandleDetokenize);
+}
+
+Status OpenAiServer::Start() {
+  RETURN_IF_ERROR(http_->Start());
+  const std::string& host = context_.options.host;
+  LogInfo("listening on http://{}:{}", host, port());
+  const bool loopback = host == "localhost" || host == "::1" || host.starts_with("127.");
+  if (!loopback && context_.options.api_keys.empty()) {
+    LogWarning("anybody who reaches {}:{} may use this server: set --api-key to ask for a key",
+               host, port());
+  }
+  return OkStatus();
+}
+
+void OpenAiServer::Stop(std::chrono::milliseconds drain_timeout) {
+  if (std::exchange(stopped_, true)) return;
+  context_.draining = true;
+  context_.engine.Drain(drain_timeout);
+  http_->Stop(kFlushTime);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ApiServer>> StartApiServer(ApiOptions options, engine::Engine& engine,
+                                                  const text::Tokenizer& tokenizer, ModelInfo model,
+                                                  MetricsRegistry& metrics) {
+  if (options.served_model_names.empty()) return InvalidArgument("a served model name is required");
+  const MaybeError wrong =
+      ValidateThinkingDefaults(options.default_chat_template_kwargs, options.effort_profile);
+  if (wrong) return InvalidArgument("--default-chat-template-kwargs: " + wrong->message);
+  auto server = std::make_unique<OpenAiServer>(std::move(options), engine, tokenizer,
+                                               std::move(model), metrics);
+  RETURN_IF_ERROR(server->Start());
+  return std::unique_ptr<ApiServer>(std::move(server));
+}
+
+}  // namespace fathom::api

@@ -1,0 +1,29 @@
+// ServerContext: what every handler works with. Made once at start; the rest of the server outlives
+// it. Constant but for its atomics; any thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "api/api_options.h"
+#include "base/metrics.h"
+#include "engine/engine.h"
+#include "text/tokenizer.h"
+
+namespace fathom::api {
+
+struct ServerContext {
+  const ApiOptions options;
+  const ModelInfo model;
+  engine::Engine& engine;
+  const text::Tokenizer& tokenizer;
+  MetricsRegistry& metrics;
+  const int64_t start_time;  // Unix seconds
+
+  std::atomic<bool> draining{false};
+
+  const std::string& default_model_name() const { return options.served_model_names.front(); }
+};
+
+}  // namespace fathom::api
