@@ -30,6 +30,7 @@ class Parsed {
   const T& operator*() const& { return *value_; }
   T&& operator*() && { return *std::move(value_); }
   T* operator->() { return &*value_; }
+  const T* operator->() const { return &*value_; }
   const ApiError& error() const { return *error_; }
 
  private:

@@ -11,8 +11,9 @@
 namespace fathom::api {
 
 struct PromptBudget {
-  std::optional<int64_t> max_tokens;  // as asked; unset: what the context leaves, or `by_default`
-  std::optional<int64_t> default_max_tokens;
+  std::optional<int64_t> max_tokens =
+      std::nullopt;  // as asked; unset: what the context leaves, or `by_default`
+  std::optional<int64_t> default_max_tokens = std::nullopt;
   std::optional<int64_t>
       truncate_prompt_tokens;  // keeps the last N; -1: as many as the context takes
   int64_t max_model_len = 0;

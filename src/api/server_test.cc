@@ -523,7 +523,8 @@ TEST(Chat, ClampsMaxTokensToTheContext) {
 TEST(Chat, SaysWhenTheQueueIsFull) {
   ApiTestServer test;
   test.engine.set_capacity(1);
-  for (const std::string fields : {R"(,"n":2)", R"(,"n":2,"stream":true)"}) {
+  for (const std::string& fields :
+       {std::string(R"(,"n":2)"), std::string(R"(,"n":2,"stream":true)")}) {
     const Reply reply = test.Chat(fields);
     EXPECT_EQ(reply.status, 429);
     EXPECT_THAT(reply.head, HasSubstr("Retry-After: 1\r\n"));
