@@ -1,0 +1,247 @@
+#include "engine/engine_loop.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <exception>
+#include <utility>
+
+#include "base/check.h"
+#include "base/log.h"
+
+namespace fathom::engine {
+
+using request::FinishReason;
+using request::RequestId;
+using request::TokenEvent;
+
+namespace {
+
+TokenEvent LastEvent(FinishReason reason, const Status& error = OkStatus()) {
+  TokenEvent event;
+  event.finish_reason = reason;
+  event.error = error;
+  return event;
+}
+
+}  // namespace
+
+EngineLoop::EngineLoop(const EngineLoopOptions& options,
+                       const scheduler::SchedulerOptions& scheduler_options,
+                       std::unique_ptr<runtime::ModelRunner> runner, MetricsRegistry& metrics,
+                       const Clock& clock)
+    : options_(options),
+      clock_(clock),
+      // A live request is submitted once and cancelled at most once.
+      commands_(static_cast<size_t>(options.max_live_requests) * 2),
+      metrics_(metrics, options.model_name, scheduler_options.max_model_len),
+      scheduler_(scheduler_options),
+      worker_(std::move(runner)),
+      thread_([this] { RunThread(); }) {}
+
+EngineLoop::~EngineLoop() {
+  stopping_ = true;
+  commands_.Close();
+  thread_.join();
+}
+
+Status EngineLoop::Submit(request::Request request, std::shared_ptr<request::TokenSink> sink) {
+  RETURN_IF_ERROR(scheduler_.Validate(request));
+  const RequestId id = request.id;
+  std::lock_guard lock(mutex_);
+  if (!stats_.healthy) return Unavailable("the engine has failed: see the log, restart the server");
+  if (draining_) return Unavailable("the server is shutting down and takes no new requests");
+  if (live_.size() >= static_cast<size_t>(options_.max_live_requests)) {
+    return Unavailable(
+        fmt::format("{} requests are running or waiting already: try again later", live_.size()));
+  }
+  if (!live_.emplace(id, false).second) {
+    return InternalError(fmt::format("request id {} is in use", id));
+  }
+  // Under the mutex: a loop that dies finds every request that was let in.
+  CHECK(commands_.TryPush(Submission{std::move(request), std::move(sink)}));
+  return OkStatus();
+}
+
+void EngineLoop::Cancel(RequestId id) {
+  std::lock_guard lock(mutex_);
+  const auto it = live_.find(id);
+  if (it == live_.end() || it->second) return;
+  it->second = true;
+  CHECK(commands_.TryPush(id));
+}
+
+void EngineLoop::Drain(Duration timeout) {
+  std::unique_lock lock(mutex_);
+  draining_ = true;
+  const auto is_drained = [this] { return live_.empty(); };
+  if (drained_.wait_for(lock, timeout, is_drained)) return;
+  std::vector<RequestId> ids;
+  for (const auto& [id, cancelled] : live_) ids.push_back(id);
+  lock.unlock();
+  LogWarning("{} requests are not done in time: they are cancelled", ids.size());
+  for (const RequestId id : ids) Cancel(id);
+  lock.lock();
+  drained_.wait(lock, is_drained);
+}
+
+EngineStats EngineLoop::Stats() const {
+  std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+void EngineLoop::RunThread() {
+  Status status;
+  try {
+    status = RunSteps();
+  } catch (const std::exception& e) {
+    status = InternalError(fmt::format("the engine's loop failed: {}", e.what()));
+  }
+  if (status.ok()) {
+    EndAll(FinishReason::kCancelled, OkStatus());
+    return;
+  }
+  LogError("the engine stops: {}", status.message());
+  EndAll(FinishReason::kError, status);
+}
+
+Status EngineLoop::RunSteps() {
+  while (!stopping_) {
+    TakeCommands();
+    RETURN_IF_ERROR(RunStep());
+    PublishState();
+  }
+  DeliverOutputs();
+  return OkStatus();
+}
+
+Status EngineLoop::RunStep() {
+  batch_ = scheduler_.Schedule();
+  if (batch_.sequences.empty()) {
+    DeliverOutputs();
+    return OkStatus();
+  }
+  worker_.Start(batch_);
+  DeliverOutputs();
+  MarkScheduled();
+  ASSIGN_OR_RETURN(const request::StepResult result, worker_.Wait());
+  metrics_.OnStep(batch_.num_tokens());
+  outputs_ = scheduler_.Commit(result);
+  output_time_ = clock_.Now();
+  return OkStatus();
+}
+
+void EngineLoop::TakeCommands() {
+  const bool idle = scheduler_.num_running() + scheduler_.num_waiting() == 0 && outputs_.empty();
+  if (idle) {
+    std::optional<Command> command = commands_.Pop();
+    if (!command) return;
+    throughput_log_.Restart(clock_.Now(), metrics_.num_prompt_tokens(),
+                            metrics_.num_generation_tokens());
+    Handle(std::move(*command));
+  }
+  while (std::optional<Command> command = commands_.TryPop()) Handle(std::move(*command));
+}
+
+void EngineLoop::Handle(Command command) {
+  if (const auto* id = std::get_if<RequestId>(&command)) {
+    // Unknown: it has finished, and its last event is on its way.
+    if (!scheduler_.Cancel(*id)) return;
+    if (outputs_.empty()) output_time_ = clock_.Now();
+    outputs_.push_back({.request_id = *id, .event = LastEvent(FinishReason::kCancelled)});
+    return;
+  }
+  auto& submission = std::get<Submission>(command);
+  Track(submission);
+  scheduler_.Submit(std::move(submission.request));
+}
+
+void EngineLoop::Track(Submission& submission) {
+  Active& active = active_[submission.request.id];
+  active.sink = std::move(submission.sink);
+  active.times.arrival = submission.request.arrival;
+  active.num_prompt_tokens = submission.request.prompt_token_ids.size();
+}
+
+void EngineLoop::MarkScheduled() {
+  const TimePoint now = clock_.Now();
+  for (const request::ScheduledSequence& s : batch_.sequences) {
+    RequestTimes& times = active_.at(s.request_id).times;
+    if (!times.scheduled) times.scheduled = now;
+  }
+}
+
+void EngineLoop::DeliverOutputs() {
+  for (scheduler::SequenceOutput& output : outputs_) Deliver(std::move(output));
+  outputs_.clear();
+}
+
+void EngineLoop::Deliver(scheduler::SequenceOutput output) {
+  const RequestId id = output.request_id;
+  Active& active = active_.at(id);
+  const size_t num_new_tokens = output.event.token_ids.size();
+  if (num_new_tokens > 0) {
+    metrics_.OnTokens(active.times, output_time_, active.num_prompt_tokens, num_new_tokens);
+    if (!active.times.first_token) active.times.first_token = output_time_;
+    active.times.last_token = output_time_;
+    active.num_output_tokens += num_new_tokens;
+  }
+  const auto finish_reason = output.event.finish_reason;
+  Send(*active.sink, id, std::move(output.event));
+  if (!finish_reason) return;
+  metrics_.OnFinish(active.times, output_time_, *finish_reason, active.num_prompt_tokens,
+                    active.num_output_tokens);
+  active_.erase(id);
+  Forget(id);
+}
+
+void EngineLoop::Send(request::TokenSink& sink, RequestId id, TokenEvent event) {
+  try {
+    sink.OnEvent(std::move(event));
+  } catch (const std::exception& e) {
+    LogError("request {} is cancelled: its reader failed: {}", id, e.what());
+    Cancel(id);
+  }
+}
+
+void EngineLoop::Forget(RequestId id) {
+  std::lock_guard lock(mutex_);
+  live_.erase(id);
+  if (live_.empty()) drained_.notify_all();
+}
+
+void EngineLoop::PublishState() {
+  const EngineStats stats{.num_running = scheduler_.num_running(),
+                          .num_waiting = scheduler_.num_waiting(),
+                          .kv_cache_usage = scheduler_.kv_cache_usage(),
+                          .healthy = true};
+  metrics_.SetState(stats.num_running, stats.num_waiting, stats.kv_cache_usage,
+                    scheduler_.num_preemptions());
+  throughput_log_.Update(clock_.Now(), metrics_.num_prompt_tokens(),
+                         metrics_.num_generation_tokens(), stats);
+  std::lock_guard lock(mutex_);
+  stats_ = stats;
+}
+
+void EngineLoop::EndAll(FinishReason reason, const Status& error) {
+  {
+    std::lock_guard lock(mutex_);
+    draining_ = true;
+    stats_ = {.healthy = reason != FinishReason::kError};
+  }
+  metrics_.SetState(0, 0, 0, scheduler_.num_preemptions());
+  while (std::optional<Command> command = commands_.TryPop()) {
+    if (auto* submission = std::get_if<Submission>(&*command)) Track(*submission);
+  }
+  for (auto& [id, active] : active_) {
+    Send(*active.sink, id, LastEvent(reason, error));
+    metrics_.OnFinish(active.times, clock_.Now(), reason, active.num_prompt_tokens,
+                      active.num_output_tokens);
+  }
+  active_.clear();
+  std::lock_guard lock(mutex_);
+  live_.clear();
+  drained_.notify_all();
+}
+
+}  // namespace fathom::engine

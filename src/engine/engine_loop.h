@@ -1,0 +1,101 @@
+// EngineLoop: the Engine, and its thread. Other threads reach the loop through a queue of commands
+// only; what they ask for meanwhile (who lives, is it healthy) is under one mutex. While the worker
+// runs a step, the loop delivers the events of the step before.
+//
+// Whatever goes wrong in a step ends the loop: the engine is unhealthy from then on, every request
+// gets kError, and nothing waits forever. A sink that throws loses its request only.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "base/bounded_queue.h"
+#include "base/clock.h"
+#include "engine/engine.h"
+#include "engine/engine_metrics.h"
+#include "engine/throughput_log.h"
+#include "runtime/worker.h"
+#include "scheduler/scheduler.h"
+
+namespace fathom::engine {
+
+struct EngineLoopOptions {
+  std::string model_name;
+  int max_live_requests = 0;  // running and waiting; more are refused
+};
+
+class EngineLoop final : public Engine {
+ public:
+  EngineLoop(const EngineLoopOptions& options, const scheduler::SchedulerOptions& scheduler_options,
+             std::unique_ptr<runtime::ModelRunner> runner, MetricsRegistry& metrics,
+             const Clock& clock);
+  ~EngineLoop() override;  // cancels what is left
+
+  Status Submit(request::Request request, std::shared_ptr<request::TokenSink> sink) override;
+  void Cancel(request::RequestId id) override;
+  void Drain(Duration timeout) override;
+  EngineStats Stats() const override;
+  request::RequestId NextRequestId() override { return next_request_id_.fetch_add(1); }
+  int64_t max_model_len() const override { return scheduler_.max_model_len(); }
+
+ private:
+  struct Submission {
+    request::Request request;
+    std::shared_ptr<request::TokenSink> sink;
+  };
+  using Command = std::variant<Submission, request::RequestId>;  // an id: cancel it
+  // A request on the loop's thread.
+  struct Active {
+    std::shared_ptr<request::TokenSink> sink;
+    RequestTimes times;
+    size_t num_prompt_tokens = 0;
+    size_t num_output_tokens = 0;
+  };
+
+  void RunThread();
+  Status RunSteps();
+  Status RunStep();
+  void TakeCommands();
+  void Handle(Command command);
+  void Track(Submission& submission);
+  void MarkScheduled();
+  void DeliverOutputs();
+  void Deliver(scheduler::SequenceOutput output);
+  void Send(request::TokenSink& sink, request::RequestId id, request::TokenEvent event);
+  void Forget(request::RequestId id);
+  void PublishState();
+  // Ends every request, those still in the queue too.
+  void EndAll(request::FinishReason reason, const Status& error);
+
+  const EngineLoopOptions options_;
+  const Clock& clock_;
+  std::atomic<request::RequestId> next_request_id_{1};
+  std::atomic<bool> stopping_{false};
+  BoundedQueue<Command> commands_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable drained_;
+  std::unordered_map<request::RequestId, bool> live_;  // guarded; whether a cancel is on its way
+  bool draining_ = false;                              // guarded
+  EngineStats stats_;                                  // guarded
+
+  // The loop's thread alone.
+  EngineMetrics metrics_;
+  ThroughputLog throughput_log_;
+  scheduler::Scheduler scheduler_;  // Validate and max_model_len: any thread
+  std::unordered_map<request::RequestId, Active> active_;
+  request::ScheduledBatch batch_;                   // that the worker runs
+  std::vector<scheduler::SequenceOutput> outputs_;  // not delivered yet
+  TimePoint output_time_;                           // of outputs_
+  runtime::Worker worker_;
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace fathom::engine

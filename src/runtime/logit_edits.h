@@ -1,0 +1,30 @@
+// LogitEdits: what a request's sampling parameters do to a row of logits before a token is drawn.
+// In order: allowed_token_ids and the grammar, bad_words, logit_bias, min_tokens; then repetition,
+// frequency and presence penalties. A token that is ruled out gets -infinity. Pure functions of
+// their arguments.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "request/sampling_params.h"
+
+namespace fathom::runtime {
+
+struct TokenHistory {
+  std::span<const int32_t> prompt;
+  std::span<const int32_t> output;
+};
+
+// Whether EditLogits would leave the row as it is (a grammar aside).
+bool EditsNothing(const request::SamplingParams& params, size_t num_output_tokens);
+
+// `mask`: bit t set for every token that the grammar allows; empty when it allows all. `counts`:
+// [vocab], zero before and after. kInvalidArgument when no token is left.
+Status EditLogits(const request::SamplingParams& params, const TokenHistory& history,
+                  std::span<const int32_t> eos_token_ids, std::span<const uint32_t> mask,
+                  std::span<float> logits, std::vector<int32_t>& counts);
+
+}  // namespace fathom::runtime

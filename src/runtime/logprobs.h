@@ -1,0 +1,24 @@
+// Log-probabilities of one row of raw logits: before temperature, penalties and filters. Sums run
+// in double, in the order of the vocabulary, so that a row gives the same numbers wherever it
+// stands. Any thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "request/request.h"
+
+namespace fathom::runtime {
+
+// False when a logit is NaN or +infinity, or none is finite: such a row is no distribution.
+bool IsDistribution(std::span<const float> logits);
+
+// log(sum(exp(logits))), for a row that is a distribution.
+double LogSumExp(std::span<const float> logits);
+
+// The token's log-probability and rank, and the `num_top` best tokens; equal logits: the lower id
+// is better.
+request::TokenLogprobs ComputeLogprobs(std::span<const float> logits, int32_t token_id,
+                                       int num_top);
+
+}  // namespace fathom::runtime

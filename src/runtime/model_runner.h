@@ -1,0 +1,52 @@
+// ModelRunner: one step from plan to tokens: ScheduledBatch -> DeviceBatch -> forward -> Sampler ->
+// StepResult. Owned by a Worker and used on its thread alone; the model and the device outlive it.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "device/device.h"
+#include "model/model.h"
+#include "request/scheduled_batch.h"
+#include "runtime/device_batch.h"
+#include "runtime/kv_cache.h"
+#include "runtime/logits_buffer.h"
+#include "runtime/sampler.h"
+
+namespace fathom::runtime {
+
+struct ModelRunnerOptions {
+  int vocab_size = 0;
+  int max_logits_rows = 0;  // in one step
+  std::vector<int32_t> eos_token_ids;
+};
+
+class ModelRunner {
+ public:
+  static Result<std::unique_ptr<ModelRunner>> Make(const ModelRunnerOptions& options,
+                                                   model::DeepSeekV4& model, KvCache kv_cache,
+                                                   device::Device& device);
+
+  // An error is the device's, and the end of the runner; what fails one request is in its
+  // SequenceResult.
+  Result<request::StepResult> Run(const request::ScheduledBatch& batch);
+
+ private:
+  ModelRunner(const ModelRunnerOptions& options, model::DeepSeekV4& model, KvCache kv_cache,
+              std::unique_ptr<device::Stream> stream, LogitsBuffer logits);
+  void FillBatch(const request::ScheduledBatch& batch);
+  void ComputePromptLogprobs(const request::ScheduledBatch& batch, request::StepResult& result);
+  void SampleTokens(const request::ScheduledBatch& batch, request::StepResult& result);
+
+  model::DeepSeekV4& model_;
+  KvCache kv_cache_;
+  std::unique_ptr<device::Stream> stream_;
+  ThreadPool* const thread_pool_;  // null on a GPU
+  LogitsBuffer logits_;
+  Sampler sampler_;
+  DeviceBatch device_batch_;
+  std::vector<size_t> first_row_;  // of each sequence, among the logits rows
+};
+
+}  // namespace fathom::runtime

@@ -1,0 +1,165 @@
+#include "runtime/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <string>
+
+#include "base/check.h"
+#include "runtime/logit_edits.h"
+#include "runtime/logprobs.h"
+#include "runtime/philox.h"
+
+namespace fathom::runtime {
+namespace {
+
+// Below this a temperature is greedy: it would only overflow.
+constexpr double kMinTemperature = 1e-5;
+
+bool IsBetter(const Candidate& a, const Candidate& b) {
+  return a.weight > b.weight || (a.weight == b.weight && a.token_id < b.token_id);
+}
+
+int32_t BestToken(std::span<const float> logits) {
+  // max_element gives the first of equals: the lowest id.
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+void KeepTopK(int top_k, std::vector<Candidate>& candidates) {
+  if (top_k <= 0 || static_cast<size_t>(top_k) >= candidates.size()) return;
+  std::nth_element(candidates.begin(), candidates.begin() + top_k, candidates.end(), IsBetter);
+  candidates.resize(static_cast<size_t>(top_k));
+  std::sort(candidates.begin(), candidates.end(), IsBetter);
+}
+
+double SumOfWeights(std::span<const Candidate> candidates) {
+  double sum = 0;
+  for (const Candidate& c : candidates) sum += c.weight;
+  return sum;
+}
+
+// The fewest best candidates whose probabilities reach top_p. Sorts no more than it has to: a sharp
+// distribution has its nucleus in the first few of a large vocabulary.
+void KeepTopP(double top_p, std::vector<Candidate>& candidates) {
+  if (top_p >= 1.0) return;
+  const double target = top_p * SumOfWeights(candidates);
+  double sum = 0;
+  size_t begin = 0;
+  for (size_t end = 64; begin < candidates.size(); end *= 8) {
+    end = std::min(end, candidates.size());
+    const auto first = candidates.begin() + static_cast<std::ptrdiff_t>(begin);
+    const auto last = candidates.begin() + static_cast<std::ptrdiff_t>(end);
+    std::partial_sort(first, last, candidates.end(), IsBetter);
+    for (; begin < end; ++begin) {
+      sum += candidates[begin].weight;
+      if (sum >= target) {
+        candidates.resize(begin + 1);
+        return;
+      }
+    }
+  }
+}
+
+int32_t Draw(std::span<const Candidate> candidates, double uniform) {
+  const double target = uniform * SumOfWeights(candidates);
+  double sum = 0;
+  for (const Candidate& c : candidates) {
+    sum += c.weight;
+    if (sum > target) return c.token_id;
+  }
+  return candidates.back().token_id;  // uniform * sum was rounded up to the sum
+}
+
+}  // namespace
+
+void CollectCandidates(const request::SamplingParams& params, std::span<const float> logits,
+                       std::vector<Candidate>& candidates) {
+  candidates.clear();
+  const double max = *std::max_element(logits.begin(), logits.end());
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const double weight = std::exp((logits[i] - max) / params.temperature);
+    // The best weight is 1. One that underflows to zero is never drawn.
+    if (weight > 0 && weight >= params.min_p) {
+      candidates.push_back({static_cast<int32_t>(i), weight});
+    }
+  }
+  KeepTopK(params.top_k, candidates);
+  KeepTopP(params.top_p, candidates);
+}
+
+Sampler::Sampler(int vocab_size, std::vector<int32_t> eos_token_ids, ThreadPool* pool)
+    : vocab_size_(vocab_size), eos_token_ids_(std::move(eos_token_ids)), pool_(pool) {
+  const auto vocab = static_cast<size_t>(vocab_size);
+  scratch_.resize(pool == nullptr ? 1 : static_cast<size_t>(pool->num_threads()));
+  for (Scratch& scratch : scratch_) {
+    scratch.logits.resize(vocab);
+    scratch.counts.resize(vocab);
+    scratch.mask.resize((vocab + 31) / 32);
+  }
+}
+
+void Sampler::Sample(std::span<const SampleRow> rows, std::span<request::SequenceResult*> results) {
+  CHECK_EQ(rows.size(), results.size());
+  const auto num_rows = static_cast<int64_t>(rows.size());
+  const auto num_threads = static_cast<int64_t>(scratch_.size());
+  const int64_t grain = std::max<int64_t>(1, (num_rows + num_threads - 1) / num_threads);
+  const auto sample_range = [&](int64_t begin, int64_t end) {
+    Scratch& scratch = scratch_[static_cast<size_t>(begin / grain)];
+    for (int64_t i = begin; i < end; ++i) {
+      request::SequenceResult& result = *results[static_cast<size_t>(i)];
+      // A grammar is foreign code: what it throws ends its own request only.
+      try {
+        result.status = SampleRowInto(rows[static_cast<size_t>(i)], scratch, result);
+      } catch (const std::exception& e) {
+        result.status = InternalError(std::string("choosing a token failed: ") + e.what());
+      }
+    }
+  };
+  if (pool_ == nullptr) {
+    sample_range(0, num_rows);
+  } else {
+    pool_->ParallelFor(num_rows, grain, sample_range);
+  }
+}
+
+Status Sampler::SampleRowInto(const SampleRow& row, Scratch& scratch,
+                              request::SequenceResult& result) const {
+  CHECK_EQ(row.logits.size(), static_cast<size_t>(vocab_size_));
+  if (!IsDistribution(row.logits)) {
+    return InternalError("the model's logits are not finite: this request cannot go on");
+  }
+  ASSIGN_OR_RETURN(const int32_t token_id, DrawToken(row, scratch));
+  request::TokenConstraint* constraint = row.request->constraint.get();
+  if (constraint != nullptr && !constraint->AcceptToken(token_id)) {
+    return InternalError("the output's grammar refuses a token that it had allowed");
+  }
+  result.sampled_token_ids.push_back(token_id);
+  if (const auto& num_logprobs = row.request->sampling.num_logprobs) {
+    result.logprobs.push_back(ComputeLogprobs(row.logits, token_id, *num_logprobs));
+  }
+  return OkStatus();
+}
+
+Result<int32_t> Sampler::DrawToken(const SampleRow& row, Scratch& scratch) const {
+  const request::SamplingParams& params = row.request->sampling;
+  const size_t num_prompt_tokens = row.request->prompt_token_ids.size();
+  const TokenHistory history{row.all_token_ids.first(num_prompt_tokens),
+                             row.all_token_ids.subspan(num_prompt_tokens)};
+  std::span<const uint32_t> mask;
+  if (row.request->constraint != nullptr) {
+    std::fill(scratch.mask.begin(), scratch.mask.end(), 0u);
+    if (row.request->constraint->FillNextTokenMask(scratch.mask)) mask = scratch.mask;
+  }
+  std::span<const float> logits = row.logits;
+  if (!mask.empty() || !EditsNothing(params, history.output.size())) {
+    std::copy(logits.begin(), logits.end(), scratch.logits.begin());
+    RETURN_IF_ERROR(
+        EditLogits(params, history, eos_token_ids_, mask, scratch.logits, scratch.counts));
+    logits = scratch.logits;
+  }
+  if (params.temperature < kMinTemperature) return BestToken(logits);
+  CollectCandidates(params, logits, scratch.candidates);
+  return Draw(scratch.candidates, UniformAt(params.seed, history.output.size()));
+}
+
+}  // namespace fathom::runtime

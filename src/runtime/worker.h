@@ -1,0 +1,39 @@
+// Worker: the thread of one device. It runs batches in the order given; results come back in that
+// order. The engine's thread starts steps and waits for them; the ModelRunner is touched on the
+// worker's thread alone.
+#pragma once
+
+#include <memory>
+#include <thread>
+
+#include "base/bounded_queue.h"
+#include "base/status.h"
+#include "request/scheduled_batch.h"
+#include "runtime/model_runner.h"
+
+namespace fathom::runtime {
+
+class Worker {
+ public:
+  explicit Worker(std::unique_ptr<ModelRunner> runner);
+  ~Worker();  // waits for the step that runs
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // Begins a step. One may run at a time, and `batch` must live until Wait has returned.
+  void Start(const request::ScheduledBatch& batch);
+
+  // The result of the step that was started. An error, or an exception made into one, is the
+  // device's or our own: nothing can be run after it.
+  Result<request::StepResult> Wait();
+
+ private:
+  void RunThread();
+
+  std::unique_ptr<ModelRunner> runner_;
+  BoundedQueue<const request::ScheduledBatch*> batches_{1};
+  BoundedQueue<Result<request::StepResult>> results_{1};
+  std::thread thread_;
+};
+
+}  // namespace fathom::runtime
