@@ -11,11 +11,11 @@
 namespace fathom::api {
 
 struct PromptBudget {
-  std::optional<int64_t> max_tokens =
-      std::nullopt;  // as asked; unset: what the context leaves, or `by_default`
+  // As asked; unset: the default, or what the context leaves.
+  std::optional<int64_t> max_tokens = std::nullopt;
   std::optional<int64_t> default_max_tokens = std::nullopt;
-  std::optional<int64_t>
-      truncate_prompt_tokens;  // keeps the last N; -1: as many as the context takes
+  // Keeps the last N; -1: as many as the context takes.
+  std::optional<int64_t> truncate_prompt_tokens = std::nullopt;
   int64_t max_model_len = 0;
   std::string_view param = "messages";  // the field that holds the prompt
   std::string_view place = "messages";  // the word for it in the message

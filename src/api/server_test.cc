@@ -373,7 +373,7 @@ TEST(Chat, StreamsToolCallsAsTheyAreWritten) {
 
 TEST(Chat, LeavesToolMarkupAloneWithoutToolsOrWithToolChoiceNone) {
   const ApiTestServer test(kToolAnswer);
-  for (const std::string fields :
+  for (const std::string& fields :
        {std::string(), std::string(kTools) + R"(,"tool_choice":"none")"}) {
     const Reply reply = test.Chat(fields);
     EXPECT_EQ(reply.At("choices.0.message.content").AsString(), kToolAnswer);
