@@ -9,6 +9,8 @@
 #include <functional>
 #include <limits>
 
+#include "base/check.h"
+
 namespace fathom::text {
 namespace {
 
@@ -18,8 +20,14 @@ constexpr size_t kMaxShortPiece = 48;
 // Positions in a long piece are 32 bits wide.
 constexpr size_t kMaxPiece = size_t{1} << 31;
 
+constexpr int kIdBits = 21;
+constexpr int kRankBits = 22;
+constexpr uint64_t kEmptySlot = ~uint64_t{0};  // of no pair, since ids end below 2^21 - 1
+static_assert(BytePairEncoder::kMaxId < (1 << kIdBits) - 1);
+static_assert(BytePairEncoder::kMaxMerges < (1 << kRankBits));
+
 uint64_t PairKey(int32_t left, int32_t right) {
-  return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
+  return static_cast<uint64_t>(left) << kIdBits | static_cast<uint64_t>(right);
 }
 
 size_t HashKey(uint64_t key) {
@@ -27,6 +35,10 @@ size_t HashKey(uint64_t key) {
   key *= 0x9E3779B97F4A7C15;
   return key ^ key >> 29;
 }
+
+// Eight bits a slot of the pair table: about one pair in sixteen passes without being there.
+size_t FilterWords(size_t num_slots) { return num_slots * 8 / 64; }
+uint64_t FilterBit(size_t hash) { return uint64_t{1} << (hash & 63); }
 
 size_t TableSize(size_t num_entries) {
   return std::bit_ceil(std::max<size_t>(2 * num_entries, 16));
@@ -40,15 +52,21 @@ BytePairEncoder::BytePairEncoder(const Vocabulary& vocabulary) : byte_ids_(vocab
 }
 
 void BytePairEncoder::AddMerges(const std::vector<Merge>& merges) {
-  pairs_.resize(TableSize(merges.size()));
+  CHECK_LE(merges.size(), kMaxMerges);
+  results_.reserve(merges.size());
+  pairs_.resize(TableSize(merges.size()), kEmptySlot);
+  pair_filter_.resize(FilterWords(pairs_.size()));
   for (size_t rank = 0; rank < merges.size(); ++rank) {
     const Merge& merge = merges[rank];
     const uint64_t key = PairKey(merge.left, merge.right);
-    size_t slot = HashKey(key) & (pairs_.size() - 1);
-    while (pairs_[slot].key != kNoKey && pairs_[slot].key != key) {
+    const size_t hash = HashKey(key);
+    pair_filter_[hash >> 6 & (pair_filter_.size() - 1)] |= FilterBit(hash);
+    size_t slot = hash & (pairs_.size() - 1);
+    while (pairs_[slot] != kEmptySlot && pairs_[slot] >> kRankBits != key) {
       slot = (slot + 1) & (pairs_.size() - 1);
     }
-    pairs_[slot] = {key, static_cast<uint32_t>(rank), merge.result};
+    pairs_[slot] = key << kRankBits | rank;
+    results_.push_back(merge.result);
   }
 }
 
@@ -70,11 +88,13 @@ void BytePairEncoder::AddWholePieces(const Vocabulary& vocabulary) {
   }
 }
 
-const BytePairEncoder::Pair* BytePairEncoder::FindPair(int32_t left, int32_t right) const {
+uint32_t BytePairEncoder::FindRank(int32_t left, int32_t right) const {
   const uint64_t key = PairKey(left, right);
-  for (size_t slot = HashKey(key) & (pairs_.size() - 1);; slot = (slot + 1) & (pairs_.size() - 1)) {
-    if (pairs_[slot].key == key) return &pairs_[slot];
-    if (pairs_[slot].key == kNoKey) return nullptr;
+  const size_t hash = HashKey(key);
+  if ((pair_filter_[hash >> 6 & (pair_filter_.size() - 1)] & FilterBit(hash)) == 0) return kNoRank;
+  for (size_t slot = hash & (pairs_.size() - 1);; slot = (slot + 1) & (pairs_.size() - 1)) {
+    if (pairs_[slot] >> kRankBits == key) return pairs_[slot] & ((1 << kRankBits) - 1);
+    if (pairs_[slot] == kEmptySlot) return kNoRank;
   }
 }
 
@@ -106,25 +126,21 @@ void BytePairEncoder::MergePiece(std::string_view piece, std::vector<int32_t>* i
 }
 
 void BytePairEncoder::MergeShort(std::string_view piece, std::vector<int32_t>* ids) const {
-  // ranks[i] and results[i] are those of merging tokens[i] with tokens[i + 1].
+  // ranks[i] is that of merging tokens[i] with tokens[i + 1].
   std::array<int32_t, kMaxShortPiece> tokens;
   std::array<uint32_t, kMaxShortPiece> ranks;
-  std::array<int32_t, kMaxShortPiece> results;
   size_t n = piece.size();
   const auto update = [&](size_t i) {
-    const Pair* pair = i + 1 < n ? FindPair(tokens[i], tokens[i + 1]) : nullptr;
-    ranks[i] = pair != nullptr ? pair->rank : kNoRank;
-    if (pair != nullptr) results[i] = pair->result;
+    ranks[i] = i + 1 < n ? FindRank(tokens[i], tokens[i + 1]) : kNoRank;
   };
   for (size_t i = 0; i < n; ++i) tokens[i] = byte_ids_[static_cast<uint8_t>(piece[i])];
   for (size_t i = 0; i < n; ++i) update(i);
   while (n > 1) {
     const size_t at = std::min_element(ranks.begin(), ranks.begin() + n - 1) - ranks.begin();
     if (ranks[at] == kNoRank) break;
-    tokens[at] = results[at];
+    tokens[at] = results_[ranks[at]];
     std::copy(tokens.begin() + at + 2, tokens.begin() + n, tokens.begin() + at + 1);
     std::copy(ranks.begin() + at + 2, ranks.begin() + n, ranks.begin() + at + 1);
-    std::copy(results.begin() + at + 2, results.begin() + n, results.begin() + at + 1);
     --n;
     update(at);
     if (at > 0) update(at - 1);
@@ -148,22 +164,23 @@ void BytePairEncoder::MergeLong(std::string_view piece, std::vector<int32_t>* id
     nodes[i] = {byte_ids_[static_cast<uint8_t>(piece[i])], i == 0 ? kEnd : i - 1,
                 i + 1 == n ? kEnd : i + 1};
   }
-  const auto pair_at = [&](uint32_t i) {
-    return nodes[i].next == kEnd ? nullptr : FindPair(nodes[i].token, nodes[nodes[i].next].token);
+  const auto rank_at = [&](uint32_t i) {
+    const uint32_t next = nodes[i].next;
+    return next == kEnd ? kNoRank : FindRank(nodes[i].token, nodes[next].token);
   };
-  const auto entry = [](const Pair& pair, uint32_t i) { return uint64_t{pair.rank} << 32 | i; };
 
   std::vector<uint64_t> heap;
   for (uint32_t i = 0; i < n; ++i) {
-    if (const Pair* pair = pair_at(i)) heap.push_back(entry(*pair, i));
+    const uint32_t rank = rank_at(i);
+    if (rank != kNoRank) heap.push_back(uint64_t{rank} << 32 | i);
   }
   const auto later = std::greater<uint64_t>();
   std::make_heap(heap.begin(), heap.end(), later);
   const auto push = [&](uint32_t i) {
-    if (const Pair* pair = pair_at(i)) {
-      heap.push_back(entry(*pair, i));
-      std::push_heap(heap.begin(), heap.end(), later);
-    }
+    const uint32_t rank = rank_at(i);
+    if (rank == kNoRank) return;
+    heap.push_back(uint64_t{rank} << 32 | i);
+    std::push_heap(heap.begin(), heap.end(), later);
   };
   while (!heap.empty()) {
     std::pop_heap(heap.begin(), heap.end(), later);
@@ -171,10 +188,10 @@ void BytePairEncoder::MergeLong(std::string_view piece, std::vector<int32_t>* id
     heap.pop_back();
     const uint32_t at = static_cast<uint32_t>(top);
     if (nodes[at].token == kMerged) continue;
-    const Pair* pair = pair_at(at);
-    if (pair == nullptr || pair->rank != top >> 32) continue;
+    const uint32_t rank = static_cast<uint32_t>(top >> 32);
+    if (rank_at(at) != rank) continue;
     const uint32_t right = nodes[at].next;
-    nodes[at].token = pair->result;
+    nodes[at].token = results_[rank];
     nodes[at].next = nodes[right].next;
     if (nodes[right].next != kEnd) nodes[nodes[right].next].previous = at;
     nodes[right].token = kMerged;

@@ -15,7 +15,7 @@ namespace {
 using json::Value;
 
 // Real vocabularies have up to some 300,000 tokens; the bounds keep a hostile file's tables small.
-constexpr int64_t kMaxId = (1 << 22) - 1;
+constexpr int64_t kMaxId = BytePairEncoder::kMaxId;
 constexpr int64_t kMaxNodes = 8'000'000;
 constexpr size_t kMaxAddedTokenBytes = 1024;
 
@@ -276,6 +276,10 @@ Status Reader::ReadVocabulary(const Value& vocab) {
 }
 
 Status Reader::ReadMerges(const Value& merges) {
+  if (merges.items().size() > BytePairEncoder::kMaxMerges) {
+    return BadModel(fmt::format("model.merges: {} merges, expected at most {}",
+                                merges.items().size(), BytePairEncoder::kMaxMerges));
+  }
   file_.merges.reserve(merges.items().size());
   for (size_t i = 0; i < merges.items().size(); ++i) {
     const Status status = ReadMerge(merges.items()[i]);

@@ -25,12 +25,11 @@ from tokenizers import Tokenizer
 
 MAX_TEXT = 32 * 1024  # characters
 FOLDERS = [
-    "/usr/share/man/zh_CN", "/usr/share/man/zh_TW", "/usr/share/man/ja", "/usr/share/man/ko",
-    "/usr/share/man/ru", "/usr/share/man/de", "/usr/share/doc", "/usr/share/man/man1",
-    "/usr/share/man/man7", "/usr/share/common-licenses", "/usr/share/perl", "/usr/lib/python3",
-    "/usr/lib/python3.11", "/usr/include",
+    "/usr/share/doc", "/usr/share/man/zh_CN", "/usr/share/man/ja", "/usr/lib/python3.11", "/usr/include",
+    "/usr/share/man/man1", "/usr/share/man/zh_TW", "/usr/share/man/ko", "/usr/share/man/ru", "/usr/share/man/de",
+    "/usr/share/perl", "/usr/lib/python3", "/usr/share/man/man7", "/usr/share/common-licenses",
 ]  # fmt: skip
-MAX_SHARE = 0.3  # of the whole, for one folder
+MAX_SHARE = 0.12  # of the whole, for one folder
 
 
 def deepseek_vocabulary():
@@ -121,7 +120,7 @@ def corpus(megabytes, added_tokens):
     rng = random.Random(20240607)
     limit = megabytes * 1_000_000
     generated = list(long_runs()) + list(every_code_point())
-    generated += random_texts(rng, added_tokens, limit * 0.2)
+    generated += random_texts(rng, added_tokens, limit * 0.1)
     yield from generated
     total = sum(len(t.encode()) for t in generated)
     print(f"generated text: {total / 1e6:.1f} MB")
