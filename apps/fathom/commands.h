@@ -43,7 +43,7 @@ struct ScoreOptions {
   ModelOptions model;
   std::string input;           // JSON lines, {"tokens":[…]}
   std::string logits;          // safetensors to write; empty: none
-  std::string choices;         // safetensors with the routing and index choices; empty: none
+  std::string trace;           // safetensors with routing and index choices and residual streams; empty: none
   int top_logprobs = 0;
   int chunk = 0;               // 0: as large as the step allows
   int batch = 1;               // sequences run together

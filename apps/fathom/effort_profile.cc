@@ -6,6 +6,13 @@
 
 namespace fathom::app {
 
+text::Effort ParseEffort(const std::string& name) {
+  if (name == "low") return text::Effort::kLow;
+  if (name == "high") return text::Effort::kHigh;
+  if (name == "max") return text::Effort::kMax;
+  return text::Effort::kUnset;
+}
+
 text::EffortProfile ResolveEffortProfile(const std::string& asked, const std::string& folder,
                                          const config::ModelConfig& config) {
   if (asked == "preview") return text::EffortProfile::kPreview;

@@ -9,13 +9,6 @@
 namespace fathom::app {
 namespace {
 
-text::Effort ParseEffort(const std::string& name) {
-  if (name == "low") return text::Effort::kLow;
-  if (name == "high") return text::Effort::kHigh;
-  if (name == "max") return text::Effort::kMax;
-  return text::Effort::kUnset;
-}
-
 // The messages of the file: a list, or the members of {"messages": […], "tools": […]}.
 Result<json::Value> ReadMessages(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string contents, ReadTextFile(path));

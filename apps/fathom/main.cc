@@ -124,7 +124,8 @@ void AddScore(CLI::App* app, Run* run) {
   command->add_option("--input", options.input, "JSON lines, each {\"tokens\":[…]}; - reads standard input")
       ->required();
   command->add_option("--logits", options.logits, "write FP32 tensors logits.0, logits.1, … here (safetensors)");
-  command->add_option("--dump-choices", options.choices, "write routing and index choices here (safetensors)");
+  command->add_option("--trace", options.trace,
+                      "write routing and index choices and residual streams here (safetensors)");
   command->add_option("--top-logprobs", options.top_logprobs, "also the K best tokens of every position")
       ->check(CLI::Range(0, 1 << 20));
   command->add_option("--chunk", options.chunk, "tokens of one prefill chunk")->check(CLI::Range(1, 1 << 20));

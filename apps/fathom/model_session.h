@@ -20,18 +20,24 @@ struct ModelSession {
   config::ModelConfig config;
   config::Numerics numerics = config::Numerics::kOfficial;
   kv_cache::IndexKeyDType index_dtype = kv_cache::IndexKeyDType::kFp4;
-  std::unique_ptr<text::Tokenizer> tokenizer;
+  std::unique_ptr<text::Tokenizer> tokenizer;  // null when only tokens are needed
   text::SpecialTokens special_tokens;
   std::unique_ptr<device::Device> device;
   std::unique_ptr<model::DeepSeekV4> model;
   model::ModelLimits limits;
 };
 
-Result<ModelSession> OpenModel(const ModelOptions& options);
+// kTokensOnly: no text is needed, so a checkpoint without tokenizer.json will do.
+enum class SessionText { kTokenizer, kTokensOnly };
+
+Result<ModelSession> OpenModel(const ModelOptions& options, SessionText text);
 
 // The checkpoint's own effort profile, or the one that was asked for (auto, preview, official).
 text::EffortProfile ResolveEffortProfile(const std::string& asked, const std::string& folder,
                                          const config::ModelConfig& config);
+
+// low, high or max; anything else is unset.
+text::Effort ParseEffort(const std::string& name);
 
 // HF_HOME, or ~/.cache/huggingface.
 std::string HuggingFaceHome();

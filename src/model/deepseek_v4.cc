@@ -61,6 +61,11 @@ class DeepSeekV4Model final : public DeepSeekV4 {
       Pre(step, block.hc_ffn, block.ffn_norm);
       RunMoe(step, layer, block.ffn);
       Post(step);
+      if (recorder != nullptr) {
+        const auto size =
+            static_cast<size_t>(step.num_tokens() * config_.hc_mult * config_.hidden_size);
+        recorder->OnStreams(layer, std::as_bytes(std::span<const T>(step.ws.streams, size)));
+      }
     }
     Logits(step, batch.logits_rows, logits);
   }

@@ -53,6 +53,8 @@ struct ChoiceRecorder {
   virtual ~ChoiceRecorder() = default;
   virtual void OnRouting(int layer, int token_row, std::span<const int32_t> expert_ids) = 0;
   virtual void OnIndex(int layer, int token_row, std::span<const int32_t> entries) = 0;
+  // The residual streams after the layer: [tokens, hc_mult, hidden] of the activation type.
+  virtual void OnStreams(int /*layer*/, std::span<const std::byte> /*streams*/) {}
 };
 
 struct ModelLimits {

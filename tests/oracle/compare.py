@@ -4,7 +4,7 @@
         [--same-chunks 1,3,64,257] [--reference inference/model.py]
 
 The binary is called as
-    fathom score MODEL --input F.jsonl --logits OUT --numerics M --chunk N --dump-choices FILE
+    fathom score MODEL --input F.jsonl --logits OUT --numerics M --chunk N --trace FILE
 and writes to FILE what it chose and, for official numerics, what each layer put out:
     routing.SEQUENCE.LAYER  I32 [tokens, topk], score-routed layers
     index.SEQUENCE.LAYER    I32 [tokens, index_topk], ratio-4 layers, padded with -1
@@ -76,7 +76,7 @@ def run_binary(binary: str, model: Path, sequences, numerics: str, chunk: int | 
         logits, choices = Path(folder) / "logits.safetensors", Path(folder) / "choices.safetensors"
         requests.write_text("".join(json.dumps({"tokens": s}) + "\n" for s in sequences))
         command = [binary, "score", str(model), "--input", str(requests), "--logits", str(logits),
-                   "--numerics", numerics, "--dump-choices", str(choices)]
+                   "--numerics", numerics, "--trace", str(choices)]
         if chunk:
             command += ["--chunk", str(chunk)]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -118,7 +118,7 @@ def require_dump(config: dict, result: Result, sequence: int, official: bool) ->
         if official and layer not in result.streams.get(sequence, {}):
             lacks.append("streams")
         if lacks:
-            sys.exit(f"--dump-choices left out {lacks[0]}.{sequence}.{layer}")
+            sys.exit(f"--trace left out {lacks[0]}.{sequence}.{layer}")
 
 
 def verdict(fine: bool) -> str:

@@ -1,0 +1,83 @@
+#include "apps/fathom/local_engine.h"
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+
+#include "engine/make_engine.h"
+#include "kv_cache/kv_layout.h"
+
+namespace fathom::app {
+namespace {
+
+// Events wait here for the main thread. Bounded by the request's own max_tokens.
+class WaitingSink final : public request::TokenSink {
+ public:
+  void OnEvent(request::TokenEvent event) override {
+    std::lock_guard lock(mutex_);
+    events_.push_back(std::move(event));
+    arrived_.notify_one();
+  }
+  request::TokenEvent Wait() {
+    std::unique_lock lock(mutex_);
+    arrived_.wait(lock, [this] { return !events_.empty(); });
+    request::TokenEvent event = std::move(events_.front());
+    events_.pop_front();
+    return event;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::deque<request::TokenEvent> events_;  // guarded by mutex_
+};
+
+}  // namespace
+
+Result<std::unique_ptr<LocalEngine>> LocalEngine::Start(const ModelOptions& options,
+                                                        const std::string& model_name, int max_queue) {
+  ASSIGN_OR_RETURN(ModelSession session, OpenModel(options, SessionText::kTokenizer));
+  auto local = std::unique_ptr<LocalEngine>(new LocalEngine(std::move(session)));
+  const ModelSession& s = local->session_;
+  engine::EngineOptions engine_options;
+  engine_options.model_name = model_name;
+  engine_options.vocab_size = s.config.vocab_size;
+  engine_options.sliding_window = s.config.sliding_window;
+  engine_options.eos_token_ids = {s.config.eos_token_id};
+  engine_options.limits = s.limits;
+  engine_options.kv_cache_bytes = options.kv_cache_bytes;
+  engine_options.max_queue = max_queue;
+  const kv_cache::KvLayout layout = kv_cache::MakeKvLayout(s.config, s.numerics, s.index_dtype);
+  ASSIGN_OR_RETURN(local->engine_, engine::MakeEngine(engine_options, layout, *s.model, *s.device,
+                                                      local->metrics_, local->clock_));
+  return local;
+}
+
+Result<request::FinishReason> LocalEngine::Generate(std::vector<int32_t> prompt,
+                                                    const request::SamplingParams& sampling,
+                                                    const OnToken& on_token) {
+  request::Request request;
+  request.id = engine_->NextRequestId();
+  request.prompt_token_ids = std::move(prompt);
+  request.sampling = sampling;
+  request.arrival = clock_.Now();
+  const request::RequestId id = request.id;
+  const auto sink = std::make_shared<WaitingSink>();
+  RETURN_IF_ERROR(engine_->Submit(std::move(request), sink));
+  bool stopped = false;
+  while (true) {
+    const request::TokenEvent event = sink->Wait();
+    for (const int32_t token_id : event.token_ids) {
+      const bool is_end = event.finish_reason == request::FinishReason::kStop &&
+                          &token_id == &event.token_ids.back();
+      if (is_end || stopped) continue;
+      stopped = !on_token(token_id);
+      if (stopped) engine_->Cancel(id);
+    }
+    if (!event.finish_reason) continue;
+    if (*event.finish_reason == request::FinishReason::kError) return event.error;
+    return *event.finish_reason;
+  }
+}
+
+}  // namespace fathom::app

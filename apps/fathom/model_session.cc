@@ -1,0 +1,120 @@
+#include "apps/fathom/model_session.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "apps/fathom/commands.h"
+#include "apps/fathom/progress.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/thread_pool.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/embedded_files.h"
+#include "checkpoint/synthetic_checkpoint.h"
+#include "model/weights.h"
+
+namespace fathom::app {
+namespace {
+
+// Reads pass through; what has been read is shown.
+class ReportingSource final : public checkpoint::TensorSource {
+ public:
+  ReportingSource(std::unique_ptr<checkpoint::TensorSource> source, const std::string& what)
+      : source_(std::move(source)), progress_(what) {
+    for (const checkpoint::TensorInfo& tensor : source_->tensors()) total_bytes_ += tensor.bytes;
+  }
+  const std::vector<checkpoint::TensorInfo>& tensors() const override { return source_->tensors(); }
+  const checkpoint::TensorInfo* Find(std::string_view name) const override { return source_->Find(name); }
+  Status Read(const checkpoint::TensorInfo& tensor, int64_t offset, std::span<std::byte> out) const override {
+    RETURN_IF_ERROR(source_->Read(tensor, offset, out));
+    std::lock_guard lock(mutex_);
+    done_bytes_ += static_cast<int64_t>(out.size());
+    progress_.Update(done_bytes_, total_bytes_);
+    return OkStatus();
+  }
+  int64_t total_bytes() const { return total_bytes_; }
+
+ private:
+  const std::unique_ptr<checkpoint::TensorSource> source_;
+  int64_t total_bytes_ = 0;
+  mutable std::mutex mutex_;
+  mutable int64_t done_bytes_ = 0;  // guarded by mutex_
+  mutable ProgressLine progress_;   // guarded by mutex_
+};
+
+Result<std::unique_ptr<device::Device>> OpenDevice(const ModelOptions& options) {
+  const int num_threads = options.num_threads > 0 ? options.num_threads : NumUsableCores();
+  if (options.device == DeviceChoice::kCuda) return device::MakeCudaDevice(0);
+  return device::MakeCpuDevice(num_threads);
+}
+
+// A preset's name stands for its config with dummy weights; anything else is a folder.
+Status FindModel(const ModelOptions& options, SessionText text, ModelSession* session) {
+  const bool is_preset = options.load_format == LoadFormat::kDummy &&
+                         (options.model == "flash" || options.model == "pro" || options.model == "tiny");
+  if (is_preset) {
+    ASSIGN_OR_RETURN(const std::string config, checkpoint::PresetConfigText(options.model));
+    ASSIGN_OR_RETURN(session->config, checkpoint::ParseModelConfig(config, options.model));
+    ASSIGN_OR_RETURN(session->tokenizer,
+                     text::Tokenizer::Parse(checkpoint::kTinyTokenizer, "the built-in tokenizer"));
+    return OkStatus();
+  }
+  ASSIGN_OR_RETURN(session->folder, checkpoint::ResolveModelFolder(options.model, HuggingFaceHome()));
+  ASSIGN_OR_RETURN(session->config, checkpoint::LoadModelConfig(session->folder));
+  if (text == SessionText::kTokensOnly) return OkStatus();
+  ASSIGN_OR_RETURN(session->tokenizer, text::Tokenizer::Load(session->folder + "/tokenizer.json"));
+  return OkStatus();
+}
+
+// The longest sequence: what was asked for, within what the model was made for. Auto: 32K tokens on a CPU, where
+// a longer context would take the machine's memory without being asked for.
+Result<int64_t> ChooseModelLen(const ModelOptions& options, const config::ModelConfig& config) {
+  constexpr int64_t kAutoModelLen = 32768;
+  if (options.max_model_len == 0) return std::min(kAutoModelLen, config.max_position_embeddings);
+  if (options.max_model_len > config.max_position_embeddings) {
+    return InvalidArgument(
+        fmt::format("--max-model-len {} is more than the model's max_position_embeddings {}",
+                    options.max_model_len, config.max_position_embeddings));
+  }
+  return options.max_model_len;
+}
+
+}  // namespace
+
+Result<ModelSession> OpenModel(const ModelOptions& options, SessionText text) {
+  const SystemClock clock;
+  const TimePoint start = clock.Now();
+  ModelSession session;
+  RETURN_IF_ERROR(FindModel(options, text, &session));
+  if (text == SessionText::kTokenizer) {
+    ASSIGN_OR_RETURN(session.special_tokens, text::SpecialTokens::Find(*session.tokenizer));
+  }
+  session.numerics = options.numerics;
+  session.index_dtype = options.numerics == config::Numerics::kFp32
+                            ? kv_cache::IndexKeyDType::kFp32
+                            : options.index_dtype.value_or(kv_cache::IndexKeyDType::kFp4);
+  ASSIGN_OR_RETURN(session.limits.max_model_len, ChooseModelLen(options, session.config));
+  session.limits.max_num_seqs = options.max_num_seqs;
+  session.limits.max_batched_tokens = std::max(options.max_num_batched_tokens, options.max_num_seqs);
+  ASSIGN_OR_RETURN(session.device, OpenDevice(options));
+
+  std::unique_ptr<checkpoint::TensorSource> source;
+  if (options.load_format == LoadFormat::kDummy) {
+    source = checkpoint::MakeSyntheticSource(session.config, options.seed);
+  } else {
+    ASSIGN_OR_RETURN(source, checkpoint::OpenCheckpoint(session.folder, session.config));
+  }
+  const ReportingSource reporting(std::move(source), "loading " + options.model);
+  ASSIGN_OR_RETURN(auto weights, model::LoadWeights(session.config, reporting, *session.device));
+  ASSIGN_OR_RETURN(session.model,
+                   model::MakeDeepSeekV4(session.config, session.numerics, session.index_dtype,
+                                         std::move(weights), session.limits, *session.device));
+  LogInfo("loaded {} ({}) onto {} in {:.2f} s", options.model,
+          FormatBytes(static_cast<double>(reporting.total_bytes())), session.device->name(),
+          Seconds(clock.Now() - start));
+  return session;
+}
+
+}  // namespace fathom::app

@@ -1,0 +1,112 @@
+#include <fmt/format.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <thread>
+
+#include "api/server.h"
+#include "apps/fathom/commands.h"
+#include "apps/fathom/local_engine.h"
+#include "apps/fathom/sampling_defaults.h"
+#include "base/log.h"
+
+namespace fathom::app {
+namespace {
+
+LogLevel ParseLogLevel(const std::string& name) {
+  if (name == "debug") return LogLevel::kDebug;
+  if (name == "warning") return LogLevel::kWarning;
+  if (name == "error") return LogLevel::kError;
+  return LogLevel::kInfo;
+}
+
+// A draft method that the checkpoint lacks is refused at start.
+Status CheckSpeculativeMethod(const std::string& method, const config::ModelConfig& config) {
+  if (method.empty()) return OkStatus();
+  const config::DraftKind asked = method == "mtp" ? config::DraftKind::kMtp : config::DraftKind::kDSpark;
+  if (config.draft == asked) return OkStatus();
+  const char* has = config.draft == config::DraftKind::kMtp      ? "an MTP draft: use mtp"
+                    : config.draft == config::DraftKind::kDSpark ? "a DSpark draft: use dspark"
+                                                                 : "no draft";
+  return InvalidArgument(
+      fmt::format("--speculative-config.method {} is not available: the checkpoint has {}", method, has));
+}
+
+// Maximum effort was made for contexts of 384K tokens or more.
+void WarnAboutShortContext(const json::Value& kwargs, int64_t max_model_len) {
+  constexpr int64_t kMaxEffortContext = 393216;
+  const json::Value* effort = kwargs.Find("reasoning_effort");
+  if (effort == nullptr || !effort->is_string() || effort->AsString() != "max") return;
+  if (max_model_len >= kMaxEffortContext) return;
+  LogWarning("reasoning_effort max needs a context of {} tokens or more; this server has {}: answers may be cut",
+             kMaxEffortContext, max_model_len);
+}
+
+api::ApiOptions MakeApiOptions(const ServeOptions& options, const ModelSession& session) {
+  api::ApiOptions out;
+  out.host = options.host;
+  out.port = options.port;
+  out.served_model_names = options.served_model_names;
+  if (out.served_model_names.empty()) out.served_model_names = {options.model.model};
+  out.api_keys = options.api_keys;
+  out.default_chat_template_kwargs = options.default_chat_template_kwargs;
+  out.effort_profile = ResolveEffortProfile(options.effort_profile, session.folder, session.config);
+  out.raw_special_tokens = options.raw_special_tokens;
+  if (options.model.seed != 0) out.seed = options.model.seed;
+  out.limits.max_logprobs = options.max_logprobs;
+  out.http_limits.max_body_bytes = static_cast<size_t>(options.max_body_bytes);
+  return out;
+}
+
+// Blocks SIGINT and SIGTERM in this thread and those it starts later; WaitForStop takes them.
+sigset_t BlockStopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  return signals;
+}
+
+// Drains at the first signal; a second one ends the process at once.
+void StopGracefully(api::ApiServer& server, const sigset_t& signals, double drain_timeout_s) {
+  int signal = 0;
+  sigwait(&signals, &signal);
+  LogInfo("stopping: running requests may finish for {:.0f} s; signal again to stop now", drain_timeout_s);
+  std::thread([signals] {
+    int second = 0;
+    sigwait(&signals, &second);
+    std::_Exit(128 + second);
+  }).detach();
+  server.Stop(std::chrono::milliseconds(static_cast<int64_t>(drain_timeout_s * 1000)));
+}
+
+}  // namespace
+
+Status RunServe(const ServeOptions& options) {
+  SetLogLevel(ParseLogLevel(options.log_level));
+  const sigset_t signals = BlockStopSignals();
+  std::string model_name =
+      options.served_model_names.empty() ? options.model.model : options.served_model_names.front();
+  ASSIGN_OR_RETURN(const auto local, LocalEngine::Start(options.model, model_name, options.max_queue));
+  const ModelSession& session = local->session();
+  RETURN_IF_ERROR(CheckSpeculativeMethod(options.speculative_method, session.config));
+  WarnAboutShortContext(options.default_chat_template_kwargs, local->engine().max_model_len());
+  api::ApiOptions api_options = MakeApiOptions(options, session);
+  ASSIGN_OR_RETURN(api_options.default_sampling,
+                   SamplingDefaults(options.use_generation_config ? session.folder : "",
+                                    options.override_generation_config));
+  if (options.api_keys.empty() && options.host != "127.0.0.1" && options.host != "localhost" &&
+      options.host != "::1") {
+    LogWarning("listening on {} without --api-key: anyone who reaches it can use it", options.host);
+  }
+  const api::ModelInfo info{.root = options.model.model, .special_tokens = session.special_tokens};
+  ASSIGN_OR_RETURN(const auto server, api::StartApiServer(std::move(api_options), local->engine(),
+                                                          *session.tokenizer, info, local->metrics()));
+  LogInfo("serving {} at http://{}:{}/v1, context {} tokens", model_name, options.host, server->port(),
+          local->engine().max_model_len());
+  StopGracefully(*server, signals, options.drain_timeout_s);
+  return OkStatus();
+}
+
+}  // namespace fathom::app
