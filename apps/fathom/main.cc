@@ -202,6 +202,10 @@ int Main(int argc, char** argv) {
     app.parse(args);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    if (argc > 1 && argv[1][0] != '-' && app.get_subcommands().empty()) {
+      fmt::print(stderr, "fathom: {} is not a command; see fathom --help\n", argv[1]);
+      return 2;
+    }
     fmt::print(stderr, "fathom: {}; see fathom {}--help\n", error.what(), is_serve ? "serve " : "");
     return 2;
   }

@@ -46,7 +46,10 @@ class ReportingSource final : public checkpoint::TensorSource {
 
 Result<std::unique_ptr<device::Device>> OpenDevice(const ModelOptions& options) {
   const int num_threads = options.num_threads > 0 ? options.num_threads : NumUsableCores();
-  if (options.device == DeviceChoice::kCuda) return device::MakeCudaDevice(0);
+  if (options.device == DeviceChoice::kCuda) {
+    RETURN_IF_ERROR(device::MakeCudaDevice(0).status());
+    return DeviceError("--device cuda: the model does not run on a GPU in this build; use --device cpu");
+  }
   return device::MakeCpuDevice(num_threads);
 }
 
