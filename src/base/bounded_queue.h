@@ -1,5 +1,6 @@
 // BoundedQueue: how two threads hand each other values. First in, first out; never grows beyond its
-// capacity; any number of threads on either side. A closed queue takes nothing more and gives out the rest.
+// capacity; any number of threads on either side. A closed queue takes nothing more and gives out
+// the rest.
 #pragma once
 
 #include <condition_variable>

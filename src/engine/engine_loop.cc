@@ -109,7 +109,6 @@ Status EngineLoop::RunSteps() {
   while (!stopping_) {
     TakeCommands();
     RETURN_IF_ERROR(RunStep());
-    PublishState();
   }
   DeliverOutputs();
   return OkStatus();
@@ -117,12 +116,12 @@ Status EngineLoop::RunSteps() {
 
 Status EngineLoop::RunStep() {
   batch_ = scheduler_.Schedule();
-  if (batch_.sequences.empty()) {
-    DeliverOutputs();
-    return OkStatus();
-  }
-  worker_.Start(batch_);
+  const bool has_work = !batch_.sequences.empty();
+  if (has_work) worker_.Start(batch_);
+  // A reader of a last event finds its request gone from the state.
+  PublishState();
   DeliverOutputs();
+  if (!has_work) return OkStatus();
   MarkScheduled();
   ASSIGN_OR_RETURN(const request::StepResult result, worker_.Wait());
   metrics_.OnStep(batch_.num_tokens());

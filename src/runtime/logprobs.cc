@@ -9,38 +9,35 @@
 namespace fathom::runtime {
 namespace {
 
-float MaxOf(std::span<const float> logits) {
-  return *std::max_element(logits.begin(), logits.end());
-}
-
 // What clients can parse: no infinity.
-constexpr float kLogprobFloor = -9999.0f;
+constexpr double kLogprobFloor = -9999;
 
 }  // namespace
 
-bool IsDistribution(std::span<const float> logits) {
+Status CheckLogits(std::span<const float> logits) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   bool finite = false;
   for (const float x : logits) {
-    if (!(x < kInfinity)) return false;  // NaN compares false
+    if (!(x < kInfinity)) {  // NaN compares false
+      finite = false;
+      break;
+    }
     finite |= x > -kInfinity;
   }
-  return finite;
-}
-
-double LogSumExp(std::span<const float> logits) {
-  const double max = MaxOf(logits);
-  double sum = 0;
-  for (const float x : logits) sum += std::exp(x - max);
-  return max + std::log(sum);
+  if (finite) return OkStatus();
+  return InternalError("the model's logits are not finite: this request cannot go on");
 }
 
 request::TokenLogprobs ComputeLogprobs(std::span<const float> logits, int32_t token_id,
                                        int num_top) {
-  const double log_sum = LogSumExp(logits);
+  // Relative to the largest logit, however large that is.
+  const double max = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float x : logits) sum += std::exp(x - max);
+  const double log_sum = std::log(sum);
   const auto logprob_of = [&](int32_t id) {
-    return request::TokenLogprob{
-        id, std::max(kLogprobFloor, static_cast<float>(logits[static_cast<size_t>(id)] - log_sum))};
+    const double logprob = logits[static_cast<size_t>(id)] - max - log_sum;
+    return request::TokenLogprob{id, static_cast<float>(std::max(kLogprobFloor, logprob))};
   };
   request::TokenLogprobs out;
   out.chosen = logprob_of(token_id);

@@ -6,18 +6,16 @@
 #include <cstdint>
 #include <span>
 
+#include "base/status.h"
 #include "request/request.h"
 
 namespace fathom::runtime {
 
-// False when a logit is NaN or +infinity, or none is finite: such a row is no distribution.
-bool IsDistribution(std::span<const float> logits);
+// kInternal when a logit is NaN or +infinity, or none is finite: such a row is no distribution.
+Status CheckLogits(std::span<const float> logits);
 
-// log(sum(exp(logits))), for a row that is a distribution.
-double LogSumExp(std::span<const float> logits);
-
-// The token's log-probability and rank, and the `num_top` best tokens; equal logits: the lower id
-// is better.
+// Of a row that passes CheckLogits: the token's log-probability and rank, and the `num_top` best
+// tokens; of equal logits the lower id is better.
 request::TokenLogprobs ComputeLogprobs(std::span<const float> logits, int32_t token_id,
                                        int num_top);
 

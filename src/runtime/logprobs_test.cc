@@ -44,10 +44,10 @@ TEST(Logprobs, SurviveLogitsThatOverflowASum) {
 }
 
 TEST(Logprobs, ARowWithNanOrInfinityIsNoDistribution) {
-  EXPECT_TRUE(IsDistribution(std::vector<float>{0, -kInfinity}));
-  EXPECT_FALSE(IsDistribution(std::vector<float>{0, NAN}));
-  EXPECT_FALSE(IsDistribution(std::vector<float>{0, kInfinity}));
-  EXPECT_FALSE(IsDistribution(std::vector<float>{-kInfinity, -kInfinity}));
+  EXPECT_TRUE(CheckLogits(std::vector<float>{0, -kInfinity}).ok());
+  EXPECT_FALSE(CheckLogits(std::vector<float>{0, NAN}).ok());
+  EXPECT_FALSE(CheckLogits(std::vector<float>{0, kInfinity}).ok());
+  EXPECT_FALSE(CheckLogits(std::vector<float>{-kInfinity, -kInfinity}).ok());
 }
 
 }  // namespace

@@ -94,18 +94,24 @@ void ModelRunner::ComputePromptLogprobs(const request::ScheduledBatch& batch,
     if (num_rows == 0) continue;
     request::SequenceResult& out = result.sequences[i];
     out.prompt_logprobs.resize(num_rows);
+    std::vector<Status> row_status(num_rows);
     const auto compute = [&](int64_t begin, int64_t end) {
       for (auto row = static_cast<size_t>(begin); row < static_cast<size_t>(end); ++row) {
+        const std::span<const float> logits = logits_.row(first_row_[i] + row);
+        row_status[row] = CheckLogits(logits);
+        if (!row_status[row].ok()) continue;
         const auto next = static_cast<size_t>(s.num_computed_tokens) + row + 1;
-        out.prompt_logprobs[row] =
-            ComputeLogprobs(logits_.row(first_row_[i] + row), s.all_token_ids[next],
-                            *s.request->sampling.num_prompt_logprobs);
+        out.prompt_logprobs[row] = ComputeLogprobs(logits, s.all_token_ids[next],
+                                                   *s.request->sampling.num_prompt_logprobs);
       }
     };
     if (thread_pool_ != nullptr) {
       thread_pool_->ParallelFor(static_cast<int64_t>(num_rows), 4, compute);
     } else {
       compute(0, static_cast<int64_t>(num_rows));
+    }
+    for (const Status& status : row_status) {
+      if (!status.ok()) out.status = status;
     }
   }
 }

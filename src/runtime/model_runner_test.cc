@@ -131,6 +131,22 @@ TEST_F(ModelRunnerTest, ReportsPromptLogprobsOfEveryTokenButTheFirst) {
   EXPECT_EQ(all[2].top.size(), 2u);
 }
 
+TEST_F(ModelRunnerTest, PromptLogitsThatAreNotFiniteFailTheRequest) {
+  Start([](std::span<const int32_t> token_ids, int64_t num_prompt, std::span<float> logits) {
+    CountUp(token_ids, num_prompt, logits);
+    if (token_ids.size() == 2) logits[7] = NAN;
+  });
+  request::Request request;
+  request.prompt_token_ids = {3, 4, 9, 10};
+  request.sampling.num_prompt_logprobs = 0;
+  request::BlockTable table;
+  const request::ScheduledBatch batch{
+      .sequences = {Plan(request, request.prompt_token_ids, 0, 4, table)}};
+  const auto result = runner_->Run(batch);
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->sequences[0].status.code(), StatusCode::kInternal);
+}
+
 TEST_F(ModelRunnerTest, AWorkerTurnsAnExceptionIntoAStatus) {
   Start([](std::span<const int32_t>, int64_t, std::span<float>) {
     throw std::runtime_error("layer 3 fell over");

@@ -125,9 +125,7 @@ void Sampler::Sample(std::span<const SampleRow> rows, std::span<request::Sequenc
 Status Sampler::SampleRowInto(const SampleRow& row, Scratch& scratch,
                               request::SequenceResult& result) const {
   CHECK_EQ(row.logits.size(), static_cast<size_t>(vocab_size_));
-  if (!IsDistribution(row.logits)) {
-    return InternalError("the model's logits are not finite: this request cannot go on");
-  }
+  RETURN_IF_ERROR(CheckLogits(row.logits));
   ASSIGN_OR_RETURN(const int32_t token_id, DrawToken(row, scratch));
   request::TokenConstraint* constraint = row.request->constraint.get();
   if (constraint != nullptr && !constraint->AcceptToken(token_id)) {
