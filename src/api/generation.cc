@@ -7,6 +7,8 @@ namespace {
 
 // Steps that the executor may be behind, over all choices. Far more than a healthy server ever is.
 constexpr size_t kMaxPendingEvents = 16'384;
+// Events handled before the connection's other work (its writes) gets a turn.
+constexpr int kMaxEventsPerTurn = 64;
 
 }  // namespace
 
@@ -57,16 +59,22 @@ MaybeError Generation::Start() {
 
 void Generation::Enqueue(size_t choice_idx, TokenEvent event) {
   if (!events_.TryPush({choice_idx, std::move(event)})) overflowed_ = true;
+  PostDrain();
+}
+
+void Generation::PostDrain() {
   if (!drain_posted_.exchange(true)) writer_->Post([self = shared_from_this()] { self->Drain(); });
 }
 
 void Generation::Drain() {
   drain_posted_ = false;  // before the queue is read: what comes after it posts anew
-  while (listener_ != nullptr) {
-    std::optional<IndexedEvent> event = events_.TryPop();
+  std::optional<IndexedEvent> event;
+  for (int i = 0; i < kMaxEventsPerTurn && listener_ != nullptr; ++i) {
+    event = events_.TryPop();
     if (!event) break;
     Handle(*std::move(event));
   }
+  if (event) PostDrain();  // there may be more
   if (listener_ != nullptr && overflowed_) {
     Fail({.status = 503,
           .message = "The server is too busy to deliver the answer.",

@@ -49,6 +49,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   class Sink;
 
   void Enqueue(size_t choice_idx, request::TokenEvent event);  // engine thread
+  void PostDrain();
   void Drain();
   void Handle(IndexedEvent indexed);
   void Fail(ApiError error);

@@ -2,6 +2,7 @@
 // own thread.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -100,11 +101,10 @@ class ScriptedEngine final : public engine::Engine {
       }
       if (!held_) Step();
       if (active_.empty()) idle_.notify_all();
-      if (active_.empty() || held_) {
-        wake_.wait_for(lock, std::chrono::milliseconds(20));
-      } else if (step_time_.load().count() > 0) {
-        wake_.wait_for(lock, step_time_.load());
-      }
+      const bool waits = active_.empty() || held_;
+      const std::chrono::microseconds least{20};  // others want the lock, too
+      wake_.wait_for(lock, waits ? std::chrono::milliseconds(20)
+                                 : std::max<std::chrono::microseconds>(step_time_.load(), least));
     }
   }
   void Step() {

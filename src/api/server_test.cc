@@ -522,6 +522,7 @@ TEST(Chat, ClampsMaxTokensToTheContext) {
 
 TEST(Chat, SaysWhenTheQueueIsFull) {
   ApiTestServer test;
+  test.engine.Hold(true);
   test.engine.set_capacity(1);
   for (const std::string& fields :
        {std::string(R"(,"n":2)"), std::string(R"(,"n":2,"stream":true)")}) {
