@@ -1,5 +1,6 @@
-// The step as the cache-facing operators see it: which sequence and position each token is, and where the
-// sequence's blocks, window pages and state are. Host memory on the CPU; a view, filled once a step.
+// The step as the cache-facing operators see it: which sequence and position each token is, and
+// where the sequence's blocks, window pages and state are. Host memory on the CPU; a view, filled
+// once a step.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +9,16 @@
 namespace fathom::kernels {
 
 struct BatchView {
-  std::span<const int32_t> cu_seqlens_q;  // [S + 1]
-  std::span<const int32_t> num_computed;  // [S]
-  std::span<const int32_t> token_seq;     // [T], the sequence of each token
-  std::span<const int32_t> positions;     // [T]
-  std::span<const int32_t> block_tables;  // [S, max_blocks]
+  std::span<const int32_t> cu_seqlens_q = {};  // [S + 1]
+  std::span<const int32_t> num_computed = {};  // [S]
+  std::span<const int32_t> token_seq = {};     // [T], the sequence of each token
+  std::span<const int32_t> positions = {};     // [T]
+  std::span<const int32_t> block_tables = {};  // [S, max_blocks]
   int max_blocks = 0;
-  std::span<const int32_t> window_tables;  // [S, max_window_pages]
+  std::span<const int32_t> window_tables = {};  // [S, max_window_pages]
   int max_window_pages = 0;
-  std::span<const int32_t> first_window_page;  // [S]
-  std::span<const int32_t> state_slots;        // [S]
+  std::span<const int32_t> first_window_page = {};  // [S]
+  std::span<const int32_t> state_slots = {};        // [S]
 
   int num_seqs() const { return static_cast<int>(num_computed.size()); }
   int num_tokens() const { return static_cast<int>(positions.size()); }

@@ -1,5 +1,5 @@
-// The canonical FP32 sum of row operators (norms): 16 accumulators, i mod 16 takes term i in order, then the
-// fixed tree of kernels/simd. It depends on the row only.
+// The canonical FP32 sum of row operators (norms): 16 accumulators, i mod 16 takes term i in order,
+// then the fixed tree of kernels/simd. It depends on the row only.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
-// ParallelSlots: a parallel loop whose tasks may use scratch memory of their thread. body(slot, task) runs for
-// every task in [0, num_tasks); no two calls with the same slot (< num_threads) run at once.
+// ParallelSlots: a parallel loop whose tasks may use scratch memory of their thread. body(slot,
+// task) runs for every task in [0, num_tasks); no two calls with the same slot (< num_threads) run
+// at once.
 #pragma once
 
 #include <algorithm>

@@ -1,19 +1,17 @@
 // KvLayout: where every byte of the KV cache is. Filled once from the config; host metadata only, a
-// value.
+// value. Byte offsets are 64-bit throughout.
 //
 // Two pools and a slot array:
 //  - A history block belongs to 256 tokens and holds, for every layer of the kind, 64 C4 entries,
-//  64 index
-//    keys (ratio-4 layers) and 2 C128 entries. The three kinds of the same tokens live and die
-//    together, so one id names them; each kind is packed, none pays another's padding.
-//  - A window page holds the entries of 64 tokens for every layer (each layer has a 128-token
-//  window). A
+//    64 index keys (ratio-4 layers) and 2 C128 entries. The three kinds of the same tokens live and
+//    die together, so one id names them; each kind is packed, none pays another's padding.
+//  - A window page holds the entries of 64 tokens for every layer (each has a 128-token window). A
 //    sequence keeps only the pages that its window and a rollback can still reach.
 //  - A state slot holds one running sequence's compressor state: never paged, FP32.
-// Inside a block or page one layer's entries are contiguous: kPaged584: all 576-byte token parts
-// (448 FP8, 64 BF16), then all 8-byte scale parts (7 ue8m0 and a zero). FP4 keys: all 64-byte
-// codes, then all 4-byte scales. FP8 keys: 128-byte codes, then FP32 scales. fp32 numerics: rows of
-// 512 or 128 floats. Byte offsets are 64-bit throughout.
+// Inside a block or page one layer's entries are contiguous: all 576-byte token parts (448 FP8, 64
+// BF16), then all 8-byte scale parts (7 ue8m0 and a zero). FP4 keys: all 64-byte codes, then all
+// 4-byte scales. FP8 keys: 128-byte codes, then FP32 scales. fp32 numerics: rows of 512 or 128
+// floats.
 #pragma once
 
 #include <cstdint>
@@ -41,12 +39,13 @@ struct EntryLayout {
 
 // Compressor state in a slot, all in bytes. It is a pure function of the tokens before num_computed
 // and of earlier tokens that a rollback removed, so a copy of a slot restores a sequence exactly. A
-// step whose num_computed is 0 starts from nothing, whatever the slot holds. One C4 layer: float
-// main[kC4StateRows][4 * head_dim], then float index[kC4StateRows][4 * index_head_dim];
-//   row p mod kC4StateRows is token p: c (2d values), then z = gate + ape (2d values).
-// One C128 layer: int32 merged_end and 60 unused bytes, float m[d], l[d], acc[d] over the tokens
-//   [merged_end / 128 * 128, merged_end), then float rows[kC128StateRows][2 * d] (c, z) of newer
-//   tokens.
+// step whose num_computed is 0 starts from nothing, whatever the slot holds.
+//   One C4 layer: float main[kC4StateRows][4 * head_dim], then
+//     float index[kC4StateRows][4 * index_head_dim];
+//     row p mod kC4StateRows is token p: c (2d values), then z = gate + ape (2d values).
+//   One C128 layer: int32 merged_end and 60 unused bytes, float m[d], l[d], acc[d] over the tokens
+//     [merged_end / 128 * 128, merged_end), then float rows[kC128StateRows][2 * d] (c, z) of newer
+//     tokens.
 struct StateLayout {
   int64_t c4_offset = 0;  // of C4 layer 0 in the slot
   int64_t c4_layer_bytes = 0;

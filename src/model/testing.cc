@@ -76,9 +76,12 @@ void TestModel::Step(std::span<TestSequence* const> sequences, std::span<const i
     first_pages.push_back(first);
     slots.push_back(sequence.index);
   }
-  for (size_t i = 0; i < ids.size(); ++i) rows.push_back(static_cast<int32_t>(i));
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    for (int32_t i = last_logits_only_ ? cu[s + 1] - 1 : cu[s]; i < cu[s + 1]; ++i)
+      rows.push_back(i);
+  }
   const auto vocab = static_cast<size_t>(config_.vocab_size);
-  std::vector<float> logits(ids.size() * vocab);
+  std::vector<float> logits(rows.size() * vocab);
   model_->Forward({.token_ids = ids,
                    .cu_seqlens_q = cu,
                    .num_computed = computed,
@@ -93,7 +96,7 @@ void TestModel::Step(std::span<TestSequence* const> sequences, std::span<const i
                   recorder);
   size_t row = 0;
   for (size_t s = 0; s < sequences.size(); ++s) {
-    for (int i = 0; i < counts[s]; ++i, ++row) {
+    for (int i = last_logits_only_ ? counts[s] - 1 : 0; i < counts[s]; ++i, ++row) {
       const auto begin = logits.begin() + static_cast<int64_t>(row * vocab);
       sequences[s]->logits.emplace_back(begin, begin + static_cast<int64_t>(vocab));
     }

@@ -35,6 +35,8 @@ class TestModel {
   // One step: the next counts[i] tokens of each sequence, appended to their logits.
   void Step(std::span<TestSequence* const> sequences, std::span<const int> counts,
             ChoiceRecorder* recorder = nullptr);
+  // From now on only the last token of each sequence's step has logits.
+  void set_last_logits_only() { last_logits_only_ = true; }
   // Runs to the end in chunks of at most `chunk`.
   void RunInChunks(TestSequence& sequence, int chunk);
   // Takes tokens back, as a rejected draft does.
@@ -48,6 +50,7 @@ class TestModel {
   int max_blocks_;
   int max_pages_;
   int next_index_ = 0;
+  bool last_logits_only_ = false;
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<device::Stream> stream_;
   std::unique_ptr<DeepSeekV4> model_;

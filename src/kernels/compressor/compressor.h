@@ -1,9 +1,8 @@
-// The compressor: pools the rows c = wkv h and z = wgate h + ape[position mod r] into one entry per
-// r tokens by a softmax of z per channel, FP32 throughout; then b() -> RMSNorm -> b() -> rope at r
-// * j -> b() -> stored.
-//   Ratio 4 (width 2d): entry j pools tokens 4j-4..4j-1 with columns [0, d) and 4j..4j+3 with [d,
-//   2d); entry 0
-//     only the latter.
+// The compressor: pools rows c = wkv h and z = wgate h + ape[position mod r] into one entry per r
+// tokens by a softmax of z per channel, FP32 throughout; the pool is then rounded, normed, rounded,
+// rotated as position r * j, rounded and stored.
+//   Ratio 4 (width 2d): entry j pools tokens 4j-4..4j-1 with columns [0, d) and 4j..4j+3 with
+//     columns [d, 2d); entry 0 has only the latter.
 //   Ratio 128 (width d): entry j pools its 128 tokens, one by one in position order:
 //     m' = max(m, z); l = l * exp(m - m') + exp(z - m'); acc = acc * exp(m - m') + exp(z - m') * c.
 // Rows of earlier steps come from the state slot, which is then brought up to date. Its layout:

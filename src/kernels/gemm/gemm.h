@@ -1,8 +1,8 @@
-// y = x W^T: linear layers. Dot products in the canonical order of kernels/simd, one rounding to Y
-// at the end. Official numerics: for quantized weights x holds FP8 values already
-// (kernels/quantize); scales are powers of two, so products of dequantized values round as products
-// of codes with the scales applied per block. groups > 1: the rows of W are split evenly, and group
-// g reads columns [g * cols, (g + 1) * cols) of x.
+// y = x W^T: linear layers. Dot products in the canonical order of kernels/simd, rounded once to Y.
+// Official numerics: for quantized weights x holds FP8 values already (kernels/quantize). Scales
+// are powers of two, so products of dequantized values round as products of codes with the scales
+// applied per block.
+// groups > 1: the rows of W are split evenly; group g reads columns [g * cols, (g + 1) * cols).
 #pragma once
 
 #include <cstdint>

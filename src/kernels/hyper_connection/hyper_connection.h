@@ -1,7 +1,6 @@
 // Hyper-connections: four residual streams mixed around every sub-layer.
-//   pre:  from the 24 raw mixes flat(x) · fn^T (a gemm) makes pre, post and C (softmax and
-//   Sinkhorn), then the
-//         sub-layer's input y = b(rms_norm(b(sum_i pre_i x_i))).
+//   pre:  from the 24 raw mixes (a gemm of flat(x) with fn) makes pre, post and C (softmax and
+//         Sinkhorn), then the sub-layer's input y = b(rms_norm(b(sum_i pre_i x_i))).
 //   post: x_k = b(post_k * y + sum_j C[j][k] * x_j), in place.
 //   head: y = b(sum_i pre_i x_i) from 4 raw mixes; the final norm is separate.
 // Mixes, pre, post and C are FP32; raw mixes are scaled here by rsqrt(mean(flat^2) + rms_norm_eps).

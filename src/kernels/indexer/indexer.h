@@ -1,9 +1,8 @@
 // The indexer of ratio-4 layers: which compressed entries a token attends to.
-//   IndexQuery, in place: rope on the last rope_dim at the token's position, rotation
-//   (index_vector.h),
-//     rounding to the index cache's type.
+//   IndexQuery, in place: rope on the last rope_dim values at the token's position, the rotation of
+//     index_vector.h, rounding to the index cache's type.
 //   IndexSelect: w_h = b(b(weights_proj h) * weight_scale); score_j = sum over h ascending of
-//     relu(q_h · k_j) * w_h, FP32; the topk best of the visible entries, higher score first, then
+//     relu(q_h . k_j) * w_h, FP32; the topk best of the visible entries, higher score first, then
 //     lower index. All of them when there are no more than topk (nothing is scored).
 #pragma once
 

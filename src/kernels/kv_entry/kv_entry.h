@@ -1,7 +1,8 @@
 // Cache entries and index keys as bytes: one row written or read on the calling thread. In a block
 // or page the entries of one layer are all data parts, then all scale parts.
-//   KV entry, official: FP8 per 64 on the first head_dim - rope_dim values, BF16 for the rest;
-//   fp32: floats. Index key: FP4 per 32 or FP8 per 128 with FP32 scale, official; fp32: floats.
+//   KV entry:  official, FP8 per 64 on the first head_dim - rope_dim values and BF16 for the rest;
+//              fp32, floats.
+//   Index key: official, FP4 per 32, or FP8 per 128 with an FP32 scale; fp32, floats.
 #pragma once
 
 #include <cstddef>

@@ -1,14 +1,12 @@
-// Attention of every head over one shared entry per key (K = V): the token's window, then
-// compressed entries.
-//   WindowStore: rounds the step's own entries to what the cache holds (in place, so that this step
-//   reads what
-//     later steps will), and writes to the window pages those that a later step can reach.
-//   SparseAttention, in place on q: keys of position i are the window max(0, i - window + 1)..i,
-//   then the
-//     selected (ratio 4) or all visible (ratio 128) compressed entries, ascending. s = q · k *
-//     scale; m = max s (the sink left out); p = exp(s - m); l = sum p + exp(sink - m); o = b((sum
-//     b(p) * k) / l). Sums run over the keys in that order. Window positions before the step come
-//     from the pages, the step's own from `fresh`, so any chunk size gives the same bits.
+// Attention of every head over one shared entry per key (K = V): the window, then compressed ones.
+//   WindowStore rounds the step's own entries to what the cache holds (in place, so that this step
+//     reads what later steps will), and writes to the window pages those a later step can reach.
+//   SparseAttention, in place on q: the keys of position i are max(0, i - window + 1)..i, then the
+//     selected (ratio 4) or all visible (ratio 128) compressed entries, ascending.
+//     s = q . k * scale; m = max s (the sink left out); p = exp(s - m); l = sum p + exp(sink - m);
+//     o = b((sum b(p) * k) / l). Sums run over the keys in that order.
+// Window positions before the step come from the pages, the step's own from `fresh`, so chunks of
+// any size give the same bits.
 #pragma once
 
 #include <cstdint>
