@@ -164,8 +164,9 @@ def test_a_prompt_over_the_context_names_both_lengths(http, client):
     assert over.status == 400 and over.error["code"] == "context_length_exceeded"
     assert over.error["message"].startswith(
         f"This model's maximum context length is {limit} tokens. However, you requested {limit + 7} tokens")
-    longest = http.post("/v1/completions", {"prompt": [ids[-1]] * 50, "max_tokens": limit, "stop_token_ids": [ids[-1]]})
-    assert longest.status == 200
+    clamped = http.post("/v1/completions", {"prompt": ids, "max_tokens": limit, "allowed_token_ids": [ids[-1]],
+                                            "stop_token_ids": [ids[-1]]})
+    assert clamped.status == 200 and clamped.json["choices"][0]["stop_reason"] == ids[-1]
 
 
 def test_routes_and_methods(http):
