@@ -13,9 +13,13 @@ constexpr float kFp4Floor = 6 * 0x1p-126f;
 constexpr float kFp4Inverse = 1.0f / 6.0f;
 
 float MaxMagnitude(const float* x, int64_t size, float floor) {
-  float a = floor;
-  for (int64_t i = 0; i < size; ++i) a = std::max(a, std::fabs(x[i]));
-  return a;
+  float lanes[16] = {};
+  int64_t i = 0;
+  for (; i + 16 <= size; i += 16) {
+    for (int64_t l = 0; l < 16; ++l) lanes[l] = std::max(lanes[l], std::fabs(x[i + l]));
+  }
+  for (; i < size; ++i) lanes[0] = std::max(lanes[0], std::fabs(x[i]));
+  return std::max(floor, *std::max_element(lanes, lanes + 16));
 }
 
 // The value of the nearest e4m3 code; |x| <= 448. Without branches, so that it runs on vectors.

@@ -29,16 +29,13 @@ struct DotBlock {
   int64_t y_stride = 0;
 };
 
-// o[i][c] = fma(p[i][j], v[j][c], o[i][c]) for j = 0, 1, … n - 1 in this order; i < m, c < size.
+// o[i][c] = fma(p[i][j], v[j][c], o[i][c]) for j = 0, 1, ... v.rows - 1 in this order; i < m.
 struct WeightedSum {
-  const float* p = nullptr;  // [m, n], rows p_stride apart
+  const float* p = nullptr;  // [m, v.rows], rows p_stride apart
   int64_t p_stride = 0;
   int m = 0;
-  const float* v = nullptr;  // [n, size], rows v_stride apart
-  int64_t v_stride = 0;
-  int n = 0;
-  int size = 0;        // a multiple of 16
-  float* o = nullptr;  // [m, size], rows o_stride apart
+  WeightMatrix v;      // FP32 or BF16; v.cols is a multiple of 16
+  float* o = nullptr;  // [m, v.cols], rows o_stride apart
   int64_t o_stride = 0;
 };
 

@@ -56,12 +56,12 @@ HWY_INLINE Float16Lanes WidenBFloat16(const uint16_t* p) {
 }
 
 // An e4m3 code's exponent and mantissa, placed as FP16's, read 2^-8 of the value; subnormals fit
-// too.
-HWY_INLINE Float16Lanes WidenFp8(const uint8_t* p, float scale) {
+// too. `factor` is 256 times the scale.
+constexpr float kFp8Factor = 256.0f;
+HWY_INLINE Float16Lanes WidenFp8(const uint8_t* p, FloatVec factor) {
   const hn::Rebind<int8_t, FloatTag> i8;
   const hn::Rebind<int16_t, FloatTag> i16;
   const hn::Rebind<hwy::float16_t, FloatTag> f16;
-  const auto factor = hn::Set(kFloat, scale * 256.0f);
   Float16Lanes r;
   FATHOM_UNROLL
   for (int i = 0; i < kVecs; ++i) {
@@ -73,9 +73,10 @@ HWY_INLINE Float16Lanes WidenFp8(const uint8_t* p, float scale) {
   return r;
 }
 
-// 8 bytes, 16 codes: a byte table gives twice the value as an integer.
+// 8 bytes, 16 codes: a byte table gives twice the value as an integer. `factor` is half the scale.
+constexpr float kFp4Factor = 0.5f;
 template <typename Tag = FloatTag>
-HWY_INLINE Float16Lanes WidenFp4(const uint8_t* p, float scale) {
+HWY_INLINE Float16Lanes WidenFp4(const uint8_t* p, FloatVec factor) {
   alignas(16) static constexpr int8_t kTwiceValue[16] = {0, 1,  2,  3,  4,  6,  8,  12,
                                                          0, -1, -2, -3, -4, -6, -8, -12};
   const hn::FixedTag<uint8_t, 8> u8x8;
@@ -87,7 +88,6 @@ HWY_INLINE Float16Lanes WidenFp4(const uint8_t* p, float scale) {
   const auto nibbles = hn::And(hn::Or(pairs, hn::ShiftLeft<4>(pairs)), hn::Set(u16x8, 0x0f0f));
   const auto twice =
       hn::TableLookupBytes(hn::Load(i8x16, kTwiceValue), hn::BitCast(i8x16, nibbles));
-  const auto factor = hn::Set(kFloat, scale * 0.5f);
   Float16Lanes r;
   if constexpr (kVecs == 1) {
     r.v[0] = hn::Mul(hn::ConvertTo(kFloat, hn::PromoteTo(i32, twice)), factor);
@@ -108,12 +108,19 @@ HWY_INLINE float ScaleValue(uint8_t byte) {
   return value;
 }
 
-// Rows of a weight matrix, from first_row; Load gives 16 values of row j from column k.
+// Rows of a weight matrix, from first_row. Load gives 16 values of row j from column k; Factor is
+// what it needs for the columns that share a scale, kScaleCols of them (0: there are no scales).
+// LoadTail gives the last, fewer than 16 values and zeros; the columns of quantized weights are
+// whole.
 struct FloatRows {
+  static constexpr int kScaleCols = 0;
   FloatRows(const float* rows, int64_t cols) : data(rows), stride(cols) {}
   FloatRows(const WeightMatrix& w, int64_t first_row)
       : FloatRows(reinterpret_cast<const float*>(w.data) + first_row * w.cols, w.cols) {}
-  HWY_INLINE Float16Lanes Load(int j, int64_t k) const { return LoadLanes(data + j * stride + k); }
+  HWY_INLINE FloatVec Factor(int, int64_t) const { return hn::Zero(kFloat); }
+  HWY_INLINE Float16Lanes Load(int64_t j, int64_t k, FloatVec) const {
+    return LoadLanes(data + j * stride + k);
+  }
   HWY_INLINE Float16Lanes LoadTail(int j, int64_t k, int64_t count) const {
     float padded[16] = {};
     __builtin_memcpy(padded, data + j * stride + k, static_cast<size_t>(count) * sizeof(float));
@@ -124,9 +131,11 @@ struct FloatRows {
 };
 
 struct BFloat16Rows {
+  static constexpr int kScaleCols = 0;
   BFloat16Rows(const WeightMatrix& w, int64_t first_row)
       : data(reinterpret_cast<const uint16_t*>(w.data) + first_row * w.cols), stride(w.cols) {}
-  HWY_INLINE Float16Lanes Load(int j, int64_t k) const {
+  HWY_INLINE FloatVec Factor(int, int64_t) const { return hn::Zero(kFloat); }
+  HWY_INLINE Float16Lanes Load(int64_t j, int64_t k, FloatVec) const {
     return WidenBFloat16(data + j * stride + k);
   }
   HWY_INLINE Float16Lanes LoadTail(int j, int64_t k, int64_t count) const {
@@ -139,18 +148,23 @@ struct BFloat16Rows {
 };
 
 struct Fp8Rows {
+  static constexpr int kScaleCols = 128;
   Fp8Rows(const WeightMatrix& w, int64_t row)
       : data(reinterpret_cast<const uint8_t*>(w.data) + row * w.cols),
         stride(w.cols),
         scales(w.scales),
         scale_stride((w.cols + 127) / 128),
         first_row(row) {}
-  HWY_INLINE Float16Lanes Load(int j, int64_t k) const {
+  HWY_INLINE FloatVec Factor(int j, int64_t k) const {
     const uint8_t scale = scales[(first_row + j) / 128 * scale_stride + k / 128];
-    return WidenFp8(data + j * stride + k, ScaleValue(scale));
+    return hn::Set(kFloat, ScaleValue(scale) * kFp8Factor);
   }
-  // The columns of quantized weights are a multiple of 16.
-  HWY_INLINE Float16Lanes LoadTail(int j, int64_t k, int64_t) const { return Load(j, k); }
+  HWY_INLINE Float16Lanes Load(int64_t j, int64_t k, FloatVec factor) const {
+    return WidenFp8(data + j * stride + k, factor);
+  }
+  HWY_INLINE Float16Lanes LoadTail(int j, int64_t k, int64_t) const {
+    return Load(j, k, Factor(j, k));
+  }
   const uint8_t* data;
   int64_t stride;
   const uint8_t* scales;
@@ -159,20 +173,34 @@ struct Fp8Rows {
 };
 
 struct Fp4Rows {
+  static constexpr int kScaleCols = 32;
   Fp4Rows(const WeightMatrix& w, int64_t first_row)
       : data(reinterpret_cast<const uint8_t*>(w.data) + first_row * (w.cols / 2)),
         stride(w.cols / 2),
         scales(w.scales + first_row * (w.cols / 32)),
         scale_stride(w.cols / 32) {}
-  HWY_INLINE Float16Lanes Load(int j, int64_t k) const {
-    return WidenFp4(data + j * stride + k / 2, ScaleValue(scales[j * scale_stride + k / 32]));
+  HWY_INLINE FloatVec Factor(int j, int64_t k) const {
+    return hn::Set(kFloat, ScaleValue(scales[j * scale_stride + k / 32]) * kFp4Factor);
   }
-  HWY_INLINE Float16Lanes LoadTail(int j, int64_t k, int64_t) const { return Load(j, k); }
+  HWY_INLINE Float16Lanes Load(int64_t j, int64_t k, FloatVec factor) const {
+    return WidenFp4(data + j * stride + k / 2, factor);
+  }
+  HWY_INLINE Float16Lanes LoadTail(int j, int64_t k, int64_t) const {
+    return Load(j, k, Factor(j, k));
+  }
   const uint8_t* data;
   int64_t stride;
   const uint8_t* scales;
   int64_t scale_stride;
 };
+
+// The end of the columns from k that share a scale, at most `end`.
+template <typename Rows>
+HWY_INLINE int64_t ScaleEnd(int64_t k, int64_t end) {
+  if constexpr (Rows::kScaleCols == 0) return end;
+  const int64_t next = k + (Rows::kScaleCols - k % (Rows::kScaleCols == 0 ? 1 : Rows::kScaleCols));
+  return next < end ? next : end;
+}
 
 using Vec4 = hn::Vec<hn::FixedTag<float, 4>>;
 
@@ -236,14 +264,21 @@ HWY_INLINE void DotTile(const float* x, int64_t x_stride, const Rows& w, int row
       }
     }
   };
+  const int64_t whole = size / 16 * 16;
   int64_t k = 0;
-  for (; k + 16 <= size; k += 16) {
-    Float16Lanes a[kM], b[kN];
+  while (k < whole) {
+    FloatVec factors[kN];
     FATHOM_UNROLL
-    for (int j = 0; j < kN; ++j) b[j] = w.Load(row + j, k);
-    FATHOM_UNROLL
-    for (int i = 0; i < kM; ++i) a[i] = LoadLanes(x + i * x_stride + k);
-    accumulate(a, b);
+    for (int j = 0; j < kN; ++j) factors[j] = w.Factor(row + j, k);
+    const int64_t end = ScaleEnd<Rows>(k, whole);
+    for (; k < end; k += 16) {
+      Float16Lanes a[kM], b[kN];
+      FATHOM_UNROLL
+      for (int j = 0; j < kN; ++j) b[j] = w.Load(row + j, k, factors[j]);
+      FATHOM_UNROLL
+      for (int i = 0; i < kM; ++i) a[i] = LoadLanes(x + i * x_stride + k);
+      accumulate(a, b);
+    }
   }
   if (k < size) {
     Float16Lanes a[kM], b[kN];
@@ -282,7 +317,12 @@ void DotWidened(const DotBlock& b, const Rows& w) {
     return;
   }
   for (int j = 0; j < b.n; ++j) {
-    for (int64_t k = 0; k < b.w.cols; k += 16) StoreLanes(w.Load(j, k), b.panel + j * b.w.cols + k);
+    float* out = b.panel + j * b.w.cols;
+    for (int64_t k = 0; k < b.w.cols;) {
+      const FloatVec factor = w.Factor(j, k);
+      const int64_t end = ScaleEnd<Rows>(k, b.w.cols);
+      for (; k < end; k += 16) StoreLanes(w.Load(j, k, factor), out + k);
+    }
   }
   DotAll(b, FloatRows(b.panel, b.w.cols));
 }
@@ -306,18 +346,19 @@ float Dot(const float* a, const float* b, int64_t size) {
   return y;
 }
 
-template <int kM, int kC>
-HWY_INLINE void SumTile(const WeightedSum& s, int i0, int c0) {
+template <int kM, int kC, typename Rows>
+HWY_INLINE void SumTile(const WeightedSum& s, const Rows& v_rows, int i0, int c0) {
   Float16Lanes sums[kM][kC];
   FATHOM_UNROLL
   for (int i = 0; i < kM; ++i) {
     FATHOM_UNROLL
     for (int c = 0; c < kC; ++c) sums[i][c] = LoadLanes(s.o + (i0 + i) * s.o_stride + c0 + c * 16);
   }
-  for (int j = 0; j < s.n; ++j) {
+  const FloatVec no_factor = hn::Zero(kFloat);
+  for (int64_t j = 0; j < s.v.rows; ++j) {
     Float16Lanes v[kC];
     FATHOM_UNROLL
-    for (int c = 0; c < kC; ++c) v[c] = LoadLanes(s.v + j * s.v_stride + c0 + c * 16);
+    for (int c = 0; c < kC; ++c) v[c] = v_rows.Load(j, c0 + c * 16, no_factor);
     FATHOM_UNROLL
     for (int i = 0; i < kM; ++i) {
       const FloatVec p = hn::Set(kFloat, s.p[(i0 + i) * s.p_stride + j]);
@@ -335,19 +376,29 @@ HWY_INLINE void SumTile(const WeightedSum& s, int i0, int c0) {
   }
 }
 
-template <int kM>
-HWY_INLINE void SumRows(const WeightedSum& s, int i) {
+template <int kM, typename Rows>
+HWY_INLINE void SumRows(const WeightedSum& s, const Rows& v, int i) {
   constexpr int kC = kVecs == 1 ? 4 : 2;
+  const int size = static_cast<int>(s.v.cols);
   int c = 0;
-  for (; c + kC * 16 <= s.size; c += kC * 16) SumTile<kM, kC>(s, i, c);
-  for (; c < s.size; c += 16) SumTile<kM, 1>(s, i, c);
+  for (; c + kC * 16 <= size; c += kC * 16) SumTile<kM, kC>(s, v, i, c);
+  for (; c < size; c += 16) SumTile<kM, 1>(s, v, i, c);
+}
+
+template <typename Rows>
+void SumAll(const WeightedSum& s, const Rows& v) {
+  constexpr int kM = kVecs == 1 ? 4 : 2;
+  int i = 0;
+  for (; i + kM <= s.m; i += kM) SumRows<kM>(s, v, i);
+  for (; i < s.m; ++i) SumRows<1>(s, v, i);
 }
 
 void RunWeightedSum(const WeightedSum& s) {
-  constexpr int kM = kVecs == 1 ? 4 : 2;
-  int i = 0;
-  for (; i + kM <= s.m; i += kM) SumRows<kM>(s, i);
-  for (; i < s.m; ++i) SumRows<1>(s, i);
+  if (s.v.dtype == WeightDType::kBF16) {
+    SumAll(s, BFloat16Rows(s.v, 0));
+  } else {
+    SumAll(s, FloatRows(s.v, 0));
+  }
 }
 
 void BFloat16ToFloat(const BFloat16* in, float* out, int64_t size) {
@@ -361,11 +412,13 @@ void BFloat16ToFloat(const BFloat16* in, float* out, int64_t size) {
 }
 
 void Fp8ToFloat(const uint8_t* codes, float scale, float* out, int64_t size) {
-  for (int64_t i = 0; i < size; i += 16) StoreLanes(WidenFp8(codes + i, scale), out + i);
+  const FloatVec factor = hn::Set(kFloat, scale * kFp8Factor);
+  for (int64_t i = 0; i < size; i += 16) StoreLanes(WidenFp8(codes + i, factor), out + i);
 }
 
 void Fp4ToFloat(const uint8_t* codes, float scale, float* out, int64_t size) {
-  for (int64_t i = 0; i < size; i += 16) StoreLanes(WidenFp4(codes + i / 2, scale), out + i);
+  const FloatVec factor = hn::Set(kFloat, scale * kFp4Factor);
+  for (int64_t i = 0; i < size; i += 16) StoreLanes(WidenFp4(codes + i / 2, factor), out + i);
 }
 
 constexpr SimdOps MakeOps(const char* name) {

@@ -59,10 +59,10 @@ void RunDotBlock(const DotBlock& b) {
 
 void RunWeightedSum(const WeightedSum& s) {
   for (int i = 0; i < s.m; ++i) {
-    for (int j = 0; j < s.n; ++j) {
-      for (int c = 0; c < s.size; ++c) {
+    for (int64_t j = 0; j < s.v.rows; ++j) {
+      for (int64_t c = 0; c < s.v.cols; ++c) {
         float& o = s.o[i * s.o_stride + c];
-        o = std::fma(s.p[i * s.p_stride + j], s.v[j * s.v_stride + c], o);
+        o = std::fma(s.p[i * s.p_stride + j], WeightValue(s.v, j, c), o);
       }
     }
   }

@@ -75,29 +75,28 @@ INSTANTIATE_TEST_SUITE_P(AllDTypes, DotBlockTest,
                                          WeightDType::kFp4));
 
 TEST(Simd, WeightedSumGivesTheBitsOfTheReference) {
-  for (const int m : {1, 2, 4, 7}) {
-    for (const int n : {0, 1, 5, 64}) {
-      for (const int size : {16, 48, 64, 512}) {
-        const auto p = RandomFloats(m * 64, 1);
-        const auto v = RandomFloats(64 * size, 2);
-        const auto start = RandomFloats(m * size, 3);
-        std::vector<std::vector<float>> results;
-        for (const SimdOps* ops : UsableSimdOps()) {
-          results.push_back(start);
-          ops->weighted_sum({.p = p.data(),
-                             .p_stride = 64,
-                             .m = m,
-                             .v = v.data(),
-                             .v_stride = size,
-                             .n = n,
-                             .size = size,
-                             .o = results.back().data(),
-                             .o_stride = size});
-          EXPECT_EQ(results.back(), results.front()) << ops->name;
+  for (const WeightDType dtype : {WeightDType::kF32, WeightDType::kBF16}) {
+    for (const int m : {1, 2, 4, 7}) {
+      for (const int n : {0, 1, 5, 64}) {
+        for (const int size : {16, 48, 64, 512}) {
+          const auto p = RandomFloats(m * 64, 1);
+          const TestMatrix v = RandomMatrix(dtype, n, size, 2);
+          const auto start = RandomFloats(m * size, 3);
+          std::vector<std::vector<float>> results;
+          for (const SimdOps* ops : UsableSimdOps()) {
+            results.push_back(start);
+            ops->weighted_sum({.p = p.data(),
+                               .p_stride = 64,
+                               .m = m,
+                               .v = v.view,
+                               .o = results.back().data(),
+                               .o_stride = size});
+            EXPECT_EQ(results.back(), results.front()) << ops->name;
+          }
+          double expected = start[0];
+          for (int j = 0; j < n; ++j) expected += static_cast<double>(p[j]) * v.values[j * size];
+          EXPECT_NEAR(results.front()[0], expected, 1e-5);
         }
-        double expected = start[0];
-        for (int j = 0; j < n; ++j) expected += static_cast<double>(p[j]) * v[j * size];
-        EXPECT_NEAR(results.front()[0], expected, 1e-5);
       }
     }
   }

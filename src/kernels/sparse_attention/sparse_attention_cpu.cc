@@ -10,39 +10,46 @@ namespace fathom::kernels {
 namespace {
 
 constexpr int kKeyTile = 32;
+// Keys that stay widened from the scores to the sums; a token with more widens its keys twice.
+constexpr int kKeptKeys = 256;
 
-// One token's keys in canonical order: key k < num_window is a window position, the others are
-// compressed.
+// One token's keys in canonical order: window positions of earlier steps (in pages), the step's own
+// window positions (contiguous rows of `fresh`), then compressed entries.
 template <typename T>
 class TokenKeys {
  public:
   TokenKeys(const SparseAttentionParams<T>& params, int64_t token)
       : p_(params), token_(token), seq_(params.batch.token_seq[static_cast<size_t>(token)]) {
     const int32_t position = p_.batch.positions[static_cast<size_t>(token)];
+    const int32_t computed = p_.batch.num_computed[static_cast<size_t>(seq_)];
     first_position_ = std::max(0, position - p_.window + 1);
-    num_window_ = position - first_position_ + 1;
+    num_paged_ = std::max(0, computed - first_position_);
+    num_fresh_ = position + 1 - first_position_ - num_paged_;
     num_compressed_ = p_.ratio == 0   ? 0
                       : p_.ratio == 4 ? p_.counts[token]
                                       : (position + 1) / p_.ratio;
   }
 
-  int size() const { return num_window_ + num_compressed_; }
+  int num_paged() const { return num_paged_; }
+  int num_fresh() const { return num_fresh_; }
+  int size() const { return num_paged_ + num_fresh_ + num_compressed_; }
 
-  void Load(int key, float* values) const {
-    const EntrySlot slot = key < num_window_ ? WindowSlot(key) : CompressedSlot(key - num_window_);
-    if (slot.data == nullptr) {
-      const int32_t row = p_.batch.row(seq_, first_position_ + key);
-      return WidenRow(p_.fresh + int64_t{row} * p_.head_dim, values, p_.head_dim);
-    }
-    LoadKvEntry<T>(slot, p_.head_dim, p_.rope_dim, values);
+  WeightMatrix FreshRows() const {
+    const int64_t row = p_.batch.row(seq_, first_position_ + num_paged_);
+    const auto dtype = kIsOfficial<T> ? WeightDType::kBF16 : WeightDType::kF32;
+    return {dtype, num_fresh_, p_.head_dim,
+            reinterpret_cast<const std::byte*>(p_.fresh + row * p_.head_dim)};
+  }
+
+  // A key of the pages or the compressed entries.
+  EntrySlot Slot(int key) const {
+    return key < num_paged_ ? WindowSlot(key) : CompressedSlot(key - num_paged_ - num_fresh_);
   }
 
  private:
-  // Empty for the step's own tokens.
   EntrySlot WindowSlot(int key) const {
-    const int32_t position = first_position_ + key;
     const auto seq = static_cast<size_t>(seq_);
-    if (position >= p_.batch.num_computed[seq]) return {};
+    const int32_t position = first_position_ + key;
     const int32_t page = position / p_.pages.entries_per_page - p_.batch.first_window_page[seq];
     CHECK_GE(page, 0);
     CHECK_LT(page, p_.batch.max_window_pages);
@@ -65,7 +72,8 @@ class TokenKeys {
   int64_t token_;
   int32_t seq_;
   int32_t first_position_ = 0;
-  int num_window_ = 0;
+  int num_paged_ = 0;
+  int num_fresh_ = 0;
   int num_compressed_ = 0;
 };
 
@@ -79,27 +87,34 @@ class TokenHeads {
         keys_(params, token),
         h0_(h0),
         heads_(heads),
+        keep_(keys_.size() - keys_.num_fresh() <= kKeptKeys),
         row_(params.q + (token * params.num_heads + h0) * params.head_dim),
         q_(scratch),
         o_(q_ + int64_t{heads} * params.head_dim),
         tile_(o_ + int64_t{heads} * params.head_dim),
-        scores_(tile_ + int64_t{kKeyTile} * params.head_dim) {
+        scores_(tile_ + int64_t{kKeptKeys} * params.head_dim) {
     CHECK_LE(keys_.size(), params.max_keys);
   }
 
   void Run() {
-    Score();
+    WidenRow(row_, q_, int64_t{heads_} * p_.head_dim);
+    ForEachTile(true, [&](int k0, const WeightMatrix& keys) {
+      Simd().dot_block({.x = q_,
+                        .x_stride = p_.head_dim,
+                        .m = heads_,
+                        .w = keys,
+                        .n = static_cast<int>(keys.rows),
+                        .y = scores_ + k0,
+                        .y_stride = p_.max_keys});
+    });
     float l[kMaxAttentionHeads];
     for (int h = 0; h < heads_; ++h) l[h] = Softmax(h);
     std::fill(o_, o_ + int64_t{heads_} * p_.head_dim, 0.0f);
-    ForEachTile([&](int k0, int n) {
+    ForEachTile(!keep_, [&](int k0, const WeightMatrix& keys) {
       Simd().weighted_sum({.p = scores_ + k0,
                            .p_stride = p_.max_keys,
                            .m = heads_,
-                           .v = tile_,
-                           .v_stride = p_.head_dim,
-                           .n = n,
-                           .size = p_.head_dim,
+                           .v = keys,
                            .o = o_,
                            .o_stride = p_.head_dim});
     });
@@ -111,28 +126,28 @@ class TokenHeads {
   }
 
  private:
+  // Calls body(first key, keys) for consecutive keys; reads those of the cache when `load` is set.
   template <typename Body>
-  void ForEachTile(const Body& body) {
-    for (int k0 = 0; k0 < keys_.size(); k0 += kKeyTile) {
-      const int n = std::min(kKeyTile, keys_.size() - k0);
-      for (int k = 0; k < n; ++k) keys_.Load(k0 + k, tile_ + int64_t{k} * p_.head_dim);
-      body(k0, n);
-    }
+  void ForEachTile(bool load, const Body& body) {
+    CachedTiles(0, keys_.num_paged(), 0, load, body);
+    if (keys_.num_fresh() > 0) body(keys_.num_paged(), keys_.FreshRows());
+    const int begin = keys_.num_paged() + keys_.num_fresh();
+    CachedTiles(begin, keys_.size(), keys_.num_paged(), load, body);
   }
 
-  void Score() {
-    WidenRow(row_, q_, int64_t{heads_} * p_.head_dim);
-    ForEachTile([&](int k0, int n) {
-      const WeightMatrix keys{WeightDType::kF32, n, p_.head_dim,
-                              reinterpret_cast<const std::byte*>(tile_)};
-      Simd().dot_block({.x = q_,
-                        .x_stride = p_.head_dim,
-                        .m = heads_,
-                        .w = keys,
-                        .n = n,
-                        .y = scores_ + k0,
-                        .y_stride = p_.max_keys});
-    });
+  // `kept` keys are in the tile already.
+  template <typename Body>
+  void CachedTiles(int begin, int end, int kept, bool load, const Body& body) {
+    for (int k0 = begin; k0 < end; k0 += kKeyTile) {
+      const int n = std::min(kKeyTile, end - k0);
+      float* rows = tile_ + (keep_ ? int64_t{kept} + k0 - begin : 0) * p_.head_dim;
+      for (int k = 0; load && k < n; ++k) {
+        LoadKvEntry<T>(keys_.Slot(k0 + k), p_.head_dim, p_.rope_dim,
+                       rows + int64_t{k} * p_.head_dim);
+      }
+      body(k0, WeightMatrix{WeightDType::kF32, n, p_.head_dim,
+                            reinterpret_cast<const std::byte*>(rows)});
+    }
   }
 
   // Scores become b(p); returns l.
@@ -157,7 +172,8 @@ class TokenHeads {
   TokenKeys<T> keys_;
   int h0_;
   int heads_;
-  T* row_;  // q, then o
+  bool keep_;  // all widened keys fit the tile
+  T* row_;     // q, then o
   float* q_;
   float* o_;
   float* tile_;
@@ -167,7 +183,7 @@ class TokenHeads {
 }  // namespace
 
 int64_t AttentionScratchFloats(int num_heads, int head_dim, int64_t max_keys) {
-  return int64_t{2 * num_heads + kKeyTile} * head_dim + num_heads * max_keys;
+  return int64_t{2 * num_heads + kKeptKeys} * head_dim + num_heads * max_keys;
 }
 
 template <typename T>
