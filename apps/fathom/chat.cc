@@ -84,7 +84,8 @@ class Conversation {
   Status Answer() {
     ASSIGN_OR_RETURN(const auto pieces, text::EncodeMessages(messages_, encode_));
     const text::Tokenizer& tokenizer = *local_.session().tokenizer;
-    std::vector<int32_t> prompt = text::TokenizePieces(tokenizer, pieces, /*raw_special_tokens=*/false);
+    std::vector<int32_t> prompt =
+        text::TokenizePieces(tokenizer, pieces, /*raw_special_tokens=*/false);
     request::SamplingParams sampling;
     sampling.temperature = options_.temperature;
     sampling.top_p = options_.top_p;
@@ -96,7 +97,8 @@ class Conversation {
     text::SplitText answer;
     const auto show = [&](const text::SplitText& part) {
       if (!part.reasoning.empty()) fmt::print("\x1b[2m{}\x1b[0m", part.reasoning);
-      if (!part.content.empty() && answer.content.empty() && !answer.reasoning.empty()) fmt::print("\n");
+      if (!part.content.empty() && answer.content.empty() && !answer.reasoning.empty())
+        fmt::print("\n");
       fmt::print("{}", part.content);
       std::fflush(stdout);
       answer.reasoning += part.reasoning;
@@ -130,8 +132,10 @@ class Conversation {
 Status RunChat(const ChatOptions& options) {
   ModelOptions model_options = options.model;
   model_options.max_num_seqs = 1;
-  ASSIGN_OR_RETURN(const auto local, LocalEngine::Start(model_options, options.model.model, /*max_queue=*/1));
-  fmt::print("{}: /clear starts anew, /exit or Ctrl-D leaves, Ctrl-C stops an answer.\n", options.model.model);
+  ASSIGN_OR_RETURN(const auto local,
+                   LocalEngine::Start(model_options, options.model.model, /*max_queue=*/1));
+  fmt::print("{}: /clear starts anew, /exit or Ctrl-D leaves, Ctrl-C stops an answer.\n",
+             options.model.model);
   LineReader reader(HistoryFile());
   Conversation conversation(*local, options);
   while (const auto line = reader.Read("> ")) {

@@ -1,5 +1,5 @@
-// The commands of the `fathom` program: options in, a Status out (main.cc turns it into the exit code and the
-// one line that a user sees). Each Run… is a command's whole life, on the main thread.
+// The commands of the `fathom` program: options in, a Status out (main.cc turns it into the exit
+// code and the one line that a user sees). Each Run… is a command's whole life, on the main thread.
 #pragma once
 
 #include <cstdint>
@@ -41,12 +41,12 @@ Status RunChat(const ChatOptions& options);
 
 struct ScoreOptions {
   ModelOptions model;
-  std::string input;           // JSON lines, {"tokens":[…]}
-  std::string logits;          // safetensors to write; empty: none
-  std::string trace;           // safetensors with routing and index choices and residual streams; empty: none
+  std::string input;   // JSON lines, {"tokens":[…]}
+  std::string logits;  // safetensors to write; empty: none
+  std::string trace;   // safetensors with choices and residual streams; empty: none
   int top_logprobs = 0;
-  int chunk = 0;               // 0: as large as the step allows
-  int batch = 1;               // sequences run together
+  int chunk = 0;  // 0: as large as the step allows
+  int batch = 1;  // sequences run together
 };
 Status RunScore(const ScoreOptions& options);
 
@@ -70,7 +70,8 @@ struct SynthOptions {
 };
 Status RunSynth(const SynthOptions& options);
 
-// The config.json of a preset (flash, pro, tiny) or of a file, cut to `layers` layers when that is not 0.
+// The config.json of a preset (flash, pro, tiny) or of a file, cut to `layers` layers when that is
+// not 0.
 Result<std::string> ReadConfigText(const std::string& name_or_file, int layers);
 
 struct InspectOptions {

@@ -1,4 +1,5 @@
-// Which effort prefixes a checkpoint was trained with: its own encoder file tells, else its draft kind.
+// Which effort prefixes a checkpoint was trained with: its own encoder file tells, else its draft
+// kind.
 #include <filesystem>
 
 #include "apps/fathom/model_session.h"

@@ -10,7 +10,8 @@
 namespace fathom::app {
 
 std::string HuggingFaceHome() {
-  if (const char* hf_home = std::getenv("HF_HOME"); hf_home != nullptr && *hf_home != '\0') return hf_home;
+  if (const char* hf_home = std::getenv("HF_HOME"); hf_home != nullptr && *hf_home != '\0')
+    return hf_home;
   const char* home = std::getenv("HOME");
   return std::string(home == nullptr ? "" : home) + "/.cache/huggingface";
 }

@@ -10,7 +10,8 @@
 namespace fathom::app {
 namespace {
 
-Result<std::vector<int32_t>> EncodePrompt(const GenerateOptions& options, const ModelSession& session) {
+Result<std::vector<int32_t>> EncodePrompt(const GenerateOptions& options,
+                                          const ModelSession& session) {
   std::string prompt = options.prompt;
   if (prompt == "-") {
     ASSIGN_OR_RETURN(prompt, ReadTextFile("-"));
@@ -34,7 +35,8 @@ Result<std::vector<int32_t>> EncodePrompt(const GenerateOptions& options, const 
 Status RunGenerate(const GenerateOptions& options) {
   ModelOptions model_options = options.model;
   model_options.max_num_seqs = 1;
-  ASSIGN_OR_RETURN(const auto local, LocalEngine::Start(model_options, options.model.model, /*max_queue=*/1));
+  ASSIGN_OR_RETURN(const auto local,
+                   LocalEngine::Start(model_options, options.model.model, /*max_queue=*/1));
   ASSIGN_OR_RETURN(std::vector<int32_t> prompt, EncodePrompt(options, local->session()));
   request::SamplingParams sampling;
   sampling.temperature = options.temperature;
@@ -56,7 +58,8 @@ Status RunGenerate(const GenerateOptions& options) {
                    }));
   print(detokenizer.Flush() + "\n");
   if (finish == request::FinishReason::kLength) {
-    fmt::print(stderr, "fathom: stopped at the limit of {} tokens or the context\n", options.max_tokens);
+    fmt::print(stderr, "fathom: stopped at the limit of {} tokens or the context\n",
+               options.max_tokens);
   }
   return OkStatus();
 }

@@ -24,8 +24,10 @@ Result<ModelConfig> FindConfig(const InspectOptions& options) {
     ASSIGN_OR_RETURN(const std::string text, ReadConfigText(name, options.layers));
     return checkpoint::ParseModelConfig(text, name);
   }
-  if (options.layers > 0) return InvalidArgument("--layers goes with flash, pro, tiny or a config.json");
-  ASSIGN_OR_RETURN(const std::string folder, checkpoint::ResolveModelFolder(name, HuggingFaceHome()));
+  if (options.layers > 0)
+    return InvalidArgument("--layers goes with flash, pro, tiny or a config.json");
+  ASSIGN_OR_RETURN(const std::string folder,
+                   checkpoint::ResolveModelFolder(name, HuggingFaceHome()));
   return checkpoint::LoadModelConfig(folder);
 }
 
@@ -42,18 +44,21 @@ const char* DraftName(config::DraftKind kind) {
 }
 
 void PrintModel(const ModelConfig& c) {
-  fmt::print("layers        {} ({} window-only, {} ratio 4, {} ratio 128; {} hash-routed), {}\n", c.num_layers,
-             c.num_layers_of(LayerKind::kWindow), c.num_layers_of(LayerKind::kC4),
+  fmt::print("layers        {} ({} window-only, {} ratio 4, {} ratio 128; {} hash-routed), {}\n",
+             c.num_layers, c.num_layers_of(LayerKind::kWindow), c.num_layers_of(LayerKind::kC4),
              c.num_layers_of(LayerKind::kC128), c.num_hash_layers, DraftName(c.draft));
-  fmt::print("sizes         hidden {}, {} heads of {}, {} experts of {} ({} + {} a token), vocabulary {}\n",
-             c.hidden_size, c.num_heads, c.head_dim, c.num_experts, c.moe_intermediate_size,
-             c.num_experts_per_token, c.num_shared_experts, c.vocab_size);
+  fmt::print(
+      "sizes         hidden {}, {} heads of {}, {} experts of {} ({} + {} a token), vocabulary "
+      "{}\n",
+      c.hidden_size, c.num_heads, c.head_dim, c.num_experts, c.moe_intermediate_size,
+      c.num_experts_per_token, c.num_shared_experts, c.vocab_size);
   fmt::print("context       {} tokens, index top-k {}\n", c.max_position_embeddings, c.index_topk);
 }
 
 void PrintWeights(const checkpoint::ModelSummary& summary) {
   fmt::print("parameters    {:.2f}B, {:.2f}B active a token, {:.2f}B of them in the draft\n",
-             static_cast<double>(summary.num_params) / 1e9, static_cast<double>(summary.num_active_params) / 1e9,
+             static_cast<double>(summary.num_params) / 1e9,
+             static_cast<double>(summary.num_active_params) / 1e9,
              static_cast<double>(summary.num_draft_params) / 1e9);
   fmt::print("weights       {} in {} tensors\n", FormatBytes(static_cast<double>(summary.bytes)),
              summary.num_tensors);
@@ -73,10 +78,11 @@ void PrintKvCache(const ModelConfig& c) {
         std::tuple{"FP8 index keys", config::Numerics::kOfficial, IndexKeyDType::kFp8},
         std::tuple{"fp32 numerics", config::Numerics::kFp32, IndexKeyDType::kFp32}}) {
     const kv_cache::KvLayout layout = kv_cache::MakeKvLayout(c, numerics, dtype);
-    fmt::print("  {:<22} {:>10.0f} bytes a token; 1M tokens {}; a window page {}, a state slot {}\n", name,
-               layout.bytes_per_token(), FormatBytes(layout.bytes_per_token() * (1 << 20)),
-               FormatBytes(static_cast<double>(layout.window_page_bytes)),
-               FormatBytes(static_cast<double>(layout.state.slot_bytes)));
+    fmt::print(
+        "  {:<22} {:>10.0f} bytes a token; 1M tokens {}; a window page {}, a state slot {}\n", name,
+        layout.bytes_per_token(), FormatBytes(layout.bytes_per_token() * (1 << 20)),
+        FormatBytes(static_cast<double>(layout.window_page_bytes)),
+        FormatBytes(static_cast<double>(layout.state.slot_bytes)));
   }
 }
 
@@ -93,34 +99,41 @@ const char* TypeName(model::ProductType type) {
 }
 
 // One step's costs; `per` divides them (a prefill is shown per token).
-void PrintCosts(const std::string& title, const std::vector<model::ProductCost>& costs, double per) {
+void PrintCosts(const std::string& title, const std::vector<model::ProductCost>& costs,
+                double per) {
   const model::DeviceCeilings ceilings = model::H200Ceilings();
-  fmt::print("\n{}\n  {:<24} {:<7} {:>11} {:>11} {:>10} {:>10}\n", title, "product", "type", "weights", "KV",
-             "GFLOP", "us");
+  fmt::print("\n{}\n  {:<24} {:<7} {:>11} {:>11} {:>10} {:>10}\n", title, "product", "type",
+             "weights", "KV", "GFLOP", "us");
   for (const model::ProductCost& cost : costs) {
     const model::RooflineTime time = Price({cost}, ceilings);
     fmt::print("  {:<24} {:<7} {:>11} {:>11} {:>10.3f} {:>10.3f}\n", cost.name, TypeName(cost.type),
-               FormatBytes(cost.weight_bytes / per), FormatBytes(cost.kv_bytes / per), cost.flops / per / 1e9,
-               time.floor_us() / per);
+               FormatBytes(cost.weight_bytes / per), FormatBytes(cost.kv_bytes / per),
+               cost.flops / per / 1e9, time.floor_us() / per);
   }
   const model::RooflineTime total = Price(costs, ceilings);
-  fmt::print("  floor on {}: {:.1f} us by bytes ({:.2f} TB/s), {:.1f} us by arithmetic: {:.1f} us\n",
-             ceilings.name, total.bytes_us / per, ceilings.memory_bytes_per_s / 1e12, total.compute_us / per,
-             total.floor_us() / per);
+  fmt::print(
+      "  floor on {}: {:.1f} us by bytes ({:.2f} TB/s), {:.1f} us by arithmetic: {:.1f} us\n",
+      ceilings.name, total.bytes_us / per, ceilings.memory_bytes_per_s / 1e12,
+      total.compute_us / per, total.floor_us() / per);
 }
 
 void PrintRoofline(const ModelConfig& c, const InspectOptions& options) {
   const kv_cache::KvLayout layout =
       kv_cache::MakeKvLayout(c, config::Numerics::kOfficial, kv_cache::IndexKeyDType::kFp4);
-  PrintCosts(fmt::format("Decode, one step of {} sequences at {} tokens", options.batch, options.context),
-             model::StepCosts(c, layout,
-                       {.num_seqs = options.batch, .tokens_per_seq = 1, .context_tokens = options.context,
+  PrintCosts(
+      fmt::format("Decode, one step of {} sequences at {} tokens", options.batch, options.context),
+      model::StepCosts(c, layout,
+                       {.num_seqs = options.batch,
+                        .tokens_per_seq = 1,
+                        .context_tokens = options.context,
                         .logits_rows = options.batch}),
-             1);
+      1);
   PrintCosts(fmt::format("Prefill of {} tokens, per token", options.context),
              model::StepCosts(c, layout,
-                       {.num_seqs = 1, .tokens_per_seq = static_cast<int>(options.context), .context_tokens = 0,
-                        .logits_rows = 1}),
+                              {.num_seqs = 1,
+                               .tokens_per_seq = static_cast<int>(options.context),
+                               .context_tokens = 0,
+                               .logits_rows = 1}),
              static_cast<double>(options.context));
 }
 

@@ -1,5 +1,6 @@
-// LineReader: one line from the terminal at a time, with editing and a history that is kept between runs.
-// Plain reading when standard input is no terminal. The one adapter over libedit; main thread.
+// LineReader: one line from the terminal at a time, with editing and a history that is kept between
+// runs. Plain reading when standard input is no terminal. The one adapter over libedit; main
+// thread.
 #pragma once
 
 #include <optional>

@@ -35,7 +35,8 @@ class WaitingSink final : public request::TokenSink {
 }  // namespace
 
 Result<std::unique_ptr<LocalEngine>> LocalEngine::Start(const ModelOptions& options,
-                                                        const std::string& model_name, int max_queue) {
+                                                        const std::string& model_name,
+                                                        int max_queue) {
   ASSIGN_OR_RETURN(ModelSession session, OpenModel(options, SessionText::kTokenizer));
   auto local = std::unique_ptr<LocalEngine>(new LocalEngine(std::move(session)));
   const ModelSession& s = local->session_;

@@ -1,5 +1,5 @@
-// LocalEngine: a model and its engine inside this process, for the commands that talk to it directly. Owned by
-// the command; main thread.
+// LocalEngine: a model and its engine inside this process, for the commands that talk to it
+// directly. Owned by the command; main thread.
 #pragma once
 
 #include <functional>
@@ -18,13 +18,14 @@ namespace fathom::app {
 class LocalEngine {
  public:
   // `model_name` is the metrics' label; `max_queue` as --max-queue.
-  static Result<std::unique_ptr<LocalEngine>> Start(const ModelOptions& options, const std::string& model_name,
-                                                    int max_queue);
+  static Result<std::unique_ptr<LocalEngine>> Start(const ModelOptions& options,
+                                                    const std::string& model_name, int max_queue);
 
   // What a generation brings: called for each token as it comes; return false to stop.
   using OnToken = std::function<bool(int32_t token_id)>;
   // Runs one request to its end. The end token that stopped it is not shown.
-  Result<request::FinishReason> Generate(std::vector<int32_t> prompt, const request::SamplingParams& sampling,
+  Result<request::FinishReason> Generate(std::vector<int32_t> prompt,
+                                         const request::SamplingParams& sampling,
                                          const OnToken& on_token);
 
   const ModelSession& session() const { return session_; }

@@ -1,5 +1,5 @@
-// The command line: CLI11 fills the option structs, a command runs, its Status becomes one line and the exit
-// code (0 done, 1 unexpected, 2 usage, 3 memory, 4 model or checkpoint, 5 device, 6 peer).
+// The command line: CLI11 fills the option structs, a command runs, its Status becomes one line and
+// the exit code (0 done, 1 unexpected, 2 usage, 3 memory, 4 model or checkpoint, 5 device, 6 peer).
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -17,13 +17,14 @@ using Run = std::function<Status()>;
 
 const std::map<std::string, DeviceChoice> kDevices = {
     {"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}};
-const std::map<std::string, config::Numerics> kNumerics = {{"official", config::Numerics::kOfficial},
-                                                           {"fp32", config::Numerics::kFp32}};
+const std::map<std::string, config::Numerics> kNumerics = {
+    {"official", config::Numerics::kOfficial}, {"fp32", config::Numerics::kFp32}};
 const std::map<std::string, LoadFormat> kLoadFormats = {{"auto", LoadFormat::kAuto},
                                                         {"dummy", LoadFormat::kDummy}};
 
 void AddModelOptions(CLI::App* command, ModelOptions* options) {
-  command->add_option("model", options->model, "model folder or Hugging Face repository name")->required();
+  command->add_option("model", options->model, "model folder or Hugging Face repository name")
+      ->required();
   command->add_option("--device", options->device, "auto, cpu or cuda")
       ->transform(CLI::CheckedTransformer(kDevices).description(""));
   command->add_option("--numerics", options->numerics, "official or fp32")
@@ -35,7 +36,9 @@ void AddModelOptions(CLI::App* command, ModelOptions* options) {
       ->check(CLI::Range(1, 1024));
   command->add_option("--max-model-len", options->max_model_len, "longest prompt plus output")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
-  command->add_option("--max-num-batched-tokens", options->max_num_batched_tokens, "tokens of one step")
+  command
+      ->add_option("--max-num-batched-tokens", options->max_num_batched_tokens,
+                   "tokens of one step")
       ->check(CLI::Range(1, 1 << 20));
 }
 
@@ -46,20 +49,22 @@ void AddServeFlag(CLI::App* command, const ServeFlag& flag,
                            : flag.effect == FlagEffect::kRefused ? "(refused) "
                                                                  : "";
   if (flag.kind == FlagKind::kSwitch) {
-    command->add_flag_callback("--" + flag.name, [given, &flag] { (*given)[flag.name] = {"true"}; },
-                               note + flag.help);
+    command->add_flag_callback(
+        "--" + flag.name, [given, &flag] { (*given)[flag.name] = {"true"}; }, note + flag.help);
     if (flag.negatable) {
-      command->add_flag_callback("--no-" + flag.name, [given, &flag] { (*given)[flag.name] = {"false"}; },
-                                 "the opposite");
+      command->add_flag_callback(
+          "--no-" + flag.name, [given, &flag] { (*given)[flag.name] = {"false"}; }, "the opposite");
     }
     return;
   }
-  CLI::Option* option = command->add_option("--" + flag.name, (*given)[flag.name], note + flag.help);
+  CLI::Option* option =
+      command->add_option("--" + flag.name, (*given)[flag.name], note + flag.help);
   option->type_name(flag.value_name);
   if (flag.kind != FlagKind::kList) option->expected(1)->take_last();
 }
 
-Status ApplyServeFlags(const std::map<std::string, std::vector<std::string>>& given, ServeOptions* options) {
+Status ApplyServeFlags(const std::map<std::string, std::vector<std::string>>& given,
+                       ServeOptions* options) {
   for (const ServeFlag& flag : ServeFlags()) {
     const auto it = given.find(flag.name);
     if (it == given.end() || it->second.empty()) continue;
@@ -75,8 +80,10 @@ void AddServe(CLI::App* app, Run* run) {
   static ServeOptions options;
   static std::map<std::string, std::vector<std::string>> given;
   CLI::App* command = app->add_subcommand(
-      "serve", "Serve a model over the OpenAI API. JSON flags also take the dotted form --flag.key VALUE.");
-  command->add_option("model", options.model.model, "model folder or Hugging Face repository name")->required();
+      "serve",
+      "Serve a model over the OpenAI API. JSON flags also take the dotted form --flag.key VALUE.");
+  command->add_option("model", options.model.model, "model folder or Hugging Face repository name")
+      ->required();
   for (const ServeFlag& flag : ServeFlags()) AddServeFlag(command, flag, &given);
   command->callback([run] {
     *run = [] {
@@ -90,29 +97,35 @@ void AddGenerate(CLI::App* app, Run* run) {
   static GenerateOptions options;
   CLI::App* command = app->add_subcommand("generate", "Continue a prompt on the command line");
   AddModelOptions(command, &options.model);
-  command->add_option("--prompt,-p", options.prompt, "the text; - reads standard input")->required();
+  command->add_option("--prompt,-p", options.prompt, "the text; - reads standard input")
+      ->required();
   command->add_flag("--chat", options.chat, "the prompt is a user message");
   command->add_flag("--thinking", options.thinking, "with --chat: think first");
   command->add_option("--max-tokens,-n", options.max_tokens, "tokens to generate (default 256)")
       ->check(CLI::Range(1, 1 << 24));
-  command->add_option("--temperature", options.temperature, "0: greedy (default 1)")->check(CLI::Range(0.0, 2.0));
+  command->add_option("--temperature", options.temperature, "0: greedy (default 1)")
+      ->check(CLI::Range(0.0, 2.0));
   command->add_option("--top-p", options.top_p, "(0, 1] (default 1)")->check(CLI::Range(1e-9, 1.0));
   command->add_option("--top-k", options.top_k, "0: off")->check(CLI::Range(0, 1 << 20));
-  command->add_option("--sampling-seed", options.sampling_seed, "the same seed gives the same text");
+  command->add_option("--sampling-seed", options.sampling_seed,
+                      "the same seed gives the same text");
   command->add_flag("--ignore-eos", options.ignore_eos, "go on after an end token");
   command->callback([run] { *run = [] { return RunGenerate(options); }; });
 }
 
 void AddChat(CLI::App* app, Run* run) {
   static ChatOptions options;
-  CLI::App* command = app->add_subcommand("chat", "Chat in the terminal, with line editing and history");
+  CLI::App* command =
+      app->add_subcommand("chat", "Chat in the terminal, with line editing and history");
   AddModelOptions(command, &options.model);
   command->add_option("--system", options.system, "system message");
   command->add_flag("--thinking", options.thinking, "think before answering");
   command->add_option("--reasoning-effort", options.effort, "low, high or max")
       ->check(CLI::IsMember({"low", "high", "max"}));
-  command->add_option("--max-tokens,-n", options.max_tokens, "tokens of one answer")->check(CLI::Range(1, 1 << 24));
-  command->add_option("--temperature", options.temperature, "0: greedy (default 1)")->check(CLI::Range(0.0, 2.0));
+  command->add_option("--max-tokens,-n", options.max_tokens, "tokens of one answer")
+      ->check(CLI::Range(1, 1 << 24));
+  command->add_option("--temperature", options.temperature, "0: greedy (default 1)")
+      ->check(CLI::Range(0.0, 2.0));
   command->add_option("--top-p", options.top_p, "(0, 1] (default 1)")->check(CLI::Range(1e-9, 1.0));
   command->callback([run] { *run = [] { return RunChat(options); }; });
 }
@@ -121,53 +134,74 @@ void AddScore(CLI::App* app, Run* run) {
   static ScoreOptions options;
   CLI::App* command = app->add_subcommand("score", "Log-probabilities of given token lists");
   AddModelOptions(command, &options.model);
-  command->add_option("--input", options.input, "JSON lines, each {\"tokens\":[…]}; - reads standard input")
+  command
+      ->add_option("--input", options.input,
+                   "JSON lines, each {\"tokens\":[…]}; - reads standard input")
       ->required();
-  command->add_option("--logits", options.logits, "write FP32 tensors logits.0, logits.1, … here (safetensors)");
+  command->add_option("--logits", options.logits,
+                      "write FP32 tensors logits.0, logits.1, … here (safetensors)");
   command->add_option("--trace", options.trace,
                       "write routing and index choices and residual streams here (safetensors)");
-  command->add_option("--top-logprobs", options.top_logprobs, "also the K best tokens of every position")
+  command
+      ->add_option("--top-logprobs", options.top_logprobs,
+                   "also the K best tokens of every position")
       ->check(CLI::Range(0, 1 << 20));
-  command->add_option("--chunk", options.chunk, "tokens of one prefill chunk")->check(CLI::Range(1, 1 << 20));
-  command->add_option("--batch", options.batch, "sequences run together (default 1)")->check(CLI::Range(1, 4096));
+  command->add_option("--chunk", options.chunk, "tokens of one prefill chunk")
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--batch", options.batch, "sequences run together (default 1)")
+      ->check(CLI::Range(1, 4096));
   command->callback([run] { *run = [] { return RunScore(options); }; });
 }
 
 void AddEncode(CLI::App* app, Run* run) {
   static EncodeCommandOptions options;
-  CLI::App* command = app->add_subcommand("encode", "Print a conversation as the official encoder renders it");
-  command->add_option("--messages", options.messages, "JSON file: a list of messages, or {messages, tools}; - reads standard input")->required();
+  CLI::App* command =
+      app->add_subcommand("encode", "Print a conversation as the official encoder renders it");
+  command
+      ->add_option("--messages", options.messages,
+                   "JSON file: a list of messages, or {messages, tools}; - reads standard input")
+      ->required();
   command->add_option("--mode", options.mode, "thinking or chat (default thinking)")
       ->check(CLI::IsMember({"thinking", "chat"}));
-  command->add_option("--effort", options.effort, "low, high or max")->check(CLI::IsMember({"low", "high", "max"}));
+  command->add_option("--effort", options.effort, "low, high or max")
+      ->check(CLI::IsMember({"low", "high", "max"}));
   command->add_option("--effort-profile", options.effort_profile, "auto, preview or official")
       ->check(CLI::IsMember({"auto", "preview", "official"}));
-  command->add_flag("--keep-thinking", options.keep_thinking, "keep the reasoning of earlier turns");
+  command->add_flag("--keep-thinking", options.keep_thinking,
+                    "keep the reasoning of earlier turns");
   command->add_option("--ids", options.ids_model, "print token ids by this model's tokenizer");
   command->add_flag("--raw-special-tokens", options.raw_special_tokens,
-                    "with --ids: special-token text from users becomes control tokens, as in the official encoder");
+                    "with --ids: special-token text from users becomes control tokens, as in the "
+                    "official encoder");
   command->callback([run] { *run = [] { return RunEncode(options); }; });
 }
 
 void AddSynth(CLI::App* app, Run* run) {
   static SynthOptions options;
-  CLI::App* command = app->add_subcommand("synth", "Write a synthetic checkpoint in the official format");
+  CLI::App* command =
+      app->add_subcommand("synth", "Write a synthetic checkpoint in the official format");
   command->add_option("--config", options.config, "flash, pro, tiny, or a config.json")->required();
-  command->add_option("--layers", options.layers, "keep only the first N layers")->check(CLI::Range(1, 1000));
+  command->add_option("--layers", options.layers, "keep only the first N layers")
+      ->check(CLI::Range(1, 1000));
   command->add_option("--seed", options.seed, "the same seed gives the same bytes (default 0)");
   command->add_option("--out", options.out, "folder to write; must be absent or empty")->required();
-  command->add_option("--threads", options.num_threads, "default: all usable cores")->check(CLI::Range(1, 1024));
+  command->add_option("--threads", options.num_threads, "default: all usable cores")
+      ->check(CLI::Range(1, 1024));
   command->callback([run] { *run = [] { return RunSynth(options); }; });
 }
 
 void AddInspect(CLI::App* app, Run* run) {
   static InspectOptions options;
-  CLI::App* command = app->add_subcommand("inspect", "Parameters, bytes by kind and KV bytes of a model");
-  command->add_option("model", options.model, "model folder, repository name, config.json, flash, pro or tiny")
+  CLI::App* command =
+      app->add_subcommand("inspect", "Parameters, bytes by kind and KV bytes of a model");
+  command
+      ->add_option("model", options.model,
+                   "model folder, repository name, config.json, flash, pro or tiny")
       ->required();
   command->add_option("--layers", options.layers, "of a preset: keep only the first N layers")
       ->check(CLI::Range(1, 1000));
-  command->add_flag("--roofline", options.roofline, "bytes and FLOPs of a decode step and of a prefill token");
+  command->add_flag("--roofline", options.roofline,
+                    "bytes and FLOPs of a decode step and of a prefill token");
   command->add_option("--batch", options.batch, "with --roofline: sequences (default 1)")
       ->check(CLI::Range(1, 1 << 16));
   command->add_option("--context", options.context, "with --roofline: tokens (default 4096)")

@@ -26,8 +26,11 @@ class ReportingSource final : public checkpoint::TensorSource {
     for (const checkpoint::TensorInfo& tensor : source_->tensors()) total_bytes_ += tensor.bytes;
   }
   const std::vector<checkpoint::TensorInfo>& tensors() const override { return source_->tensors(); }
-  const checkpoint::TensorInfo* Find(std::string_view name) const override { return source_->Find(name); }
-  Status Read(const checkpoint::TensorInfo& tensor, int64_t offset, std::span<std::byte> out) const override {
+  const checkpoint::TensorInfo* Find(std::string_view name) const override {
+    return source_->Find(name);
+  }
+  Status Read(const checkpoint::TensorInfo& tensor, int64_t offset,
+              std::span<std::byte> out) const override {
     RETURN_IF_ERROR(source_->Read(tensor, offset, out));
     std::lock_guard lock(mutex_);
     done_bytes_ += static_cast<int64_t>(out.size());
@@ -48,15 +51,17 @@ Result<std::unique_ptr<device::Device>> OpenDevice(const ModelOptions& options) 
   const int num_threads = options.num_threads > 0 ? options.num_threads : NumUsableCores();
   if (options.device == DeviceChoice::kCuda) {
     RETURN_IF_ERROR(device::MakeCudaDevice(0).status());
-    return DeviceError("--device cuda: the model does not run on a GPU in this build; use --device cpu");
+    return DeviceError(
+        "--device cuda: the model does not run on a GPU in this build; use --device cpu");
   }
   return device::MakeCpuDevice(num_threads);
 }
 
 // A preset's name stands for its config with dummy weights; anything else is a folder.
 Status FindModel(const ModelOptions& options, SessionText text, ModelSession* session) {
-  const bool is_preset = options.load_format == LoadFormat::kDummy &&
-                         (options.model == "flash" || options.model == "pro" || options.model == "tiny");
+  const bool is_preset =
+      options.load_format == LoadFormat::kDummy &&
+      (options.model == "flash" || options.model == "pro" || options.model == "tiny");
   if (is_preset) {
     ASSIGN_OR_RETURN(const std::string config, checkpoint::PresetConfigText(options.model));
     ASSIGN_OR_RETURN(session->config, checkpoint::ParseModelConfig(config, options.model));
@@ -64,15 +69,16 @@ Status FindModel(const ModelOptions& options, SessionText text, ModelSession* se
                      text::Tokenizer::Parse(checkpoint::kTinyTokenizer, "the built-in tokenizer"));
     return OkStatus();
   }
-  ASSIGN_OR_RETURN(session->folder, checkpoint::ResolveModelFolder(options.model, HuggingFaceHome()));
+  ASSIGN_OR_RETURN(session->folder,
+                   checkpoint::ResolveModelFolder(options.model, HuggingFaceHome()));
   ASSIGN_OR_RETURN(session->config, checkpoint::LoadModelConfig(session->folder));
   if (text == SessionText::kTokensOnly) return OkStatus();
   ASSIGN_OR_RETURN(session->tokenizer, text::Tokenizer::Load(session->folder + "/tokenizer.json"));
   return OkStatus();
 }
 
-// The longest sequence: what was asked for, within what the model was made for. Auto: 32K tokens on a CPU, where
-// a longer context would take the machine's memory without being asked for.
+// The longest sequence: what was asked for, within what the model was made for. Auto: 32K tokens on
+// a CPU, where a longer context would take the machine's memory without being asked for.
 Result<int64_t> ChooseModelLen(const ModelOptions& options, const config::ModelConfig& config) {
   constexpr int64_t kAutoModelLen = 32768;
   if (options.max_model_len == 0) return std::min(kAutoModelLen, config.max_position_embeddings);
@@ -100,7 +106,8 @@ Result<ModelSession> OpenModel(const ModelOptions& options, SessionText text) {
                             : options.index_dtype.value_or(kv_cache::IndexKeyDType::kFp4);
   ASSIGN_OR_RETURN(session.limits.max_model_len, ChooseModelLen(options, session.config));
   session.limits.max_num_seqs = options.max_num_seqs;
-  session.limits.max_batched_tokens = std::max(options.max_num_batched_tokens, options.max_num_seqs);
+  session.limits.max_batched_tokens =
+      std::max(options.max_num_batched_tokens, options.max_num_seqs);
   ASSIGN_OR_RETURN(session.device, OpenDevice(options));
 
   std::unique_ptr<checkpoint::TensorSource> source;

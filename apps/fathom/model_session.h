@@ -1,5 +1,5 @@
-// ModelSession: a model ready to run, as every command needs it: folder found, config and tokenizer read,
-// weights loaded onto the device with progress on stderr. Owned by the command; main thread.
+// ModelSession: a model ready to run, as every command needs it: folder found, config and tokenizer
+// read, weights loaded onto the device with progress on stderr. Owned by the command; main thread.
 #pragma once
 
 #include <memory>

@@ -20,7 +20,8 @@ void ProgressLine::Update(int64_t done_bytes, int64_t total_bytes) {
   if (done_bytes < total_bytes && Seconds(now - last_shown_) < 0.1) return;
   last_shown_ = now;
   const double seconds = Seconds(now - start_);
-  fmt::print(stderr, "\r{}: {} of {} ({:.0f}%), {}/s ", what_, FormatBytes(static_cast<double>(done_bytes)),
+  fmt::print(stderr, "\r{}: {} of {} ({:.0f}%), {}/s ", what_,
+             FormatBytes(static_cast<double>(done_bytes)),
              FormatBytes(static_cast<double>(total_bytes)),
              100.0 * static_cast<double>(done_bytes) / static_cast<double>(total_bytes),
              FormatBytes(seconds > 0 ? static_cast<double>(done_bytes) / seconds : 0));

@@ -1,5 +1,5 @@
-// ProgressLine: how far a long piece of work is, on one line of stderr that is rewritten; a terminal only, so
-// that logs stay clean. Any thread, one at a time.
+// ProgressLine: how far a long piece of work is, on one line of stderr that is rewritten; a
+// terminal only, so that logs stay clean. Any thread, one at a time.
 #pragma once
 
 #include <cstdint>

@@ -9,13 +9,14 @@
 namespace fathom::app {
 namespace {
 
-Status ReadDouble(const json::Value& config, const char* key, double low, double high, double* out) {
+Status ReadDouble(const json::Value& config, const char* key, double low, double high,
+                  double* out) {
   const json::Value* value = config.Find(key);
   if (value == nullptr || value->is_null()) return OkStatus();
   const auto number = value->ToDouble();
   if (!number || *number < low || *number > high) {
-    return InvalidArgument(
-        fmt::format("{} is {}, expected a number from {} to {}", key, json::Dump(*value), low, high));
+    return InvalidArgument(fmt::format("{} is {}, expected a number from {} to {}", key,
+                                       json::Dump(*value), low, high));
   }
   *out = *number;
   return OkStatus();
@@ -36,7 +37,8 @@ Status Apply(const json::Value& config, request::SamplingParams* params) {
 
 }  // namespace
 
-Result<request::SamplingParams> SamplingDefaults(const std::string& folder, const json::Value& overrides) {
+Result<request::SamplingParams> SamplingDefaults(const std::string& folder,
+                                                 const json::Value& overrides) {
   request::SamplingParams params;
   const std::string file = folder + "/generation_config.json";
   if (!folder.empty() && std::filesystem::exists(file)) {

@@ -22,7 +22,8 @@ using TokenLists = std::vector<std::vector<int32_t>>;
 Result<std::vector<int32_t>> ParseLine(const std::string& line) {
   ASSIGN_OR_RETURN(const json::Value value, json::Parse(line));
   const json::Value* tokens = value.Find("tokens");
-  if (tokens == nullptr || !tokens->is_array()) return InvalidArgument("expected {\"tokens\": [ids]}");
+  if (tokens == nullptr || !tokens->is_array())
+    return InvalidArgument("expected {\"tokens\": [ids]}");
   std::vector<int32_t> ids;
   for (const json::Value& item : tokens->items()) {
     const auto id = item.ToInt64();
@@ -107,8 +108,8 @@ class ScorePrinter final : public runtime::ScoreVisitor {
       for (size_t i = 0; i < line.top.size(); ++i) {
         fmt::print("{}[", i == 0 ? "" : ", ");
         for (size_t j = 0; j < line.top[i].size(); ++j) {
-          fmt::print("{}{{\"token\": {}, \"logprob\": {}}}", j == 0 ? "" : ", ", line.top[i][j].token_id,
-                     line.top[i][j].logprob);
+          fmt::print("{}{{\"token\": {}, \"logprob\": {}}}", j == 0 ? "" : ", ",
+                     line.top[i][j].token_id, line.top[i][j].logprob);
         }
         fmt::print("]");
       }
@@ -126,22 +127,26 @@ class ScorePrinter final : public runtime::ScoreVisitor {
   Status write_status_;
 };
 
-// Writes what an oracle compares layer by layer: routing.LIST.LAYER [tokens, experts per token] of score-routed
-// layers, index.LIST.LAYER [tokens, index_topk], padded with -1, of ratio-4 layers, and streams.LIST.LAYER
-// [tokens, hc_mult, hidden], the residual streams after each layer.
+// Writes what an oracle compares layer by layer: routing.LIST.LAYER [tokens, experts per token] of
+// score-routed layers, index.LIST.LAYER [tokens, index_topk], padded with -1, of ratio-4 layers,
+// and streams.LIST.LAYER [tokens, hc_mult, hidden], the residual streams after each layer.
 class TraceWriter final : public model::ChoiceRecorder {
  public:
-  static Result<std::unique_ptr<TraceWriter>> Create(const std::string& path, const TokenLists& lists,
+  static Result<std::unique_ptr<TraceWriter>> Create(const std::string& path,
+                                                     const TokenLists& lists,
                                                      const config::ModelConfig& config,
-                                                     config::Numerics numerics, const ScorePrinter& places) {
+                                                     config::Numerics numerics,
+                                                     const ScorePrinter& places) {
     auto writer = std::unique_ptr<TraceWriter>(new TraceWriter(config, places));
     std::vector<TensorInfo> tensors;
-    const auto add = [&](const char* kind, size_t list, int layer, FileDType dtype, std::vector<int64_t> row) {
+    const auto add = [&](const char* kind, size_t list, int layer, FileDType dtype,
+                         std::vector<int64_t> row) {
       writer->tensor_of_[{kind[0], list, layer}] = tensors.size();
       row.insert(row.begin(), static_cast<int64_t>(lists[list].size()));
       tensors.push_back(Tensor(fmt::format("{}.{}.{}", kind, list, layer), dtype, std::move(row)));
     };
-    const FileDType activation = numerics == config::Numerics::kFp32 ? FileDType::kF32 : FileDType::kBF16;
+    const FileDType activation =
+        numerics == config::Numerics::kFp32 ? FileDType::kF32 : FileDType::kBF16;
     for (size_t list = 0; list < lists.size(); ++list) {
       for (int layer = 0; layer < config.num_layers; ++layer) {
         if (config.routing_kind(layer) == config::RoutingKind::kScore) {
@@ -195,7 +200,8 @@ class TraceWriter final : public model::ChoiceRecorder {
   Status first_error_;
 };
 
-Result<std::unique_ptr<SafetensorsWriter>> CreateLogitsFile(const std::string& path, const TokenLists& lists,
+Result<std::unique_ptr<SafetensorsWriter>> CreateLogitsFile(const std::string& path,
+                                                            const TokenLists& lists,
                                                             int vocab_size) {
   std::vector<TensorInfo> tensors;
   for (size_t i = 0; i < lists.size(); ++i) {
@@ -214,24 +220,25 @@ Status RunScore(const ScoreOptions& options) {
 
   ModelOptions model_options = options.model;
   const int num_seqs = std::min(options.batch, static_cast<int>(lists.size()));
-  const int chunk = options.chunk > 0 ? options.chunk
-                                      : std::max(1, model_options.max_num_batched_tokens / num_seqs);
+  const int chunk = options.chunk > 0
+                        ? options.chunk
+                        : std::max(1, model_options.max_num_batched_tokens / num_seqs);
   model_options.max_num_seqs = num_seqs;
-  model_options.max_num_batched_tokens =
-      std::min(chunk, static_cast<int>(longest)) * num_seqs;
+  model_options.max_num_batched_tokens = std::min(chunk, static_cast<int>(longest)) * num_seqs;
   if (model_options.max_model_len == 0) model_options.max_model_len = static_cast<int64_t>(longest);
   ASSIGN_OR_RETURN(const ModelSession session, OpenModel(model_options, SessionText::kTokensOnly));
 
   const kv_cache::KvLayout layout =
       kv_cache::MakeKvLayout(session.config, session.numerics, session.index_dtype);
-  ASSIGN_OR_RETURN(const auto scorer,
-                   runtime::Scorer::Make({.vocab_size = session.config.vocab_size,
-                                          .sliding_window = session.config.sliding_window,
-                                          .chunk_tokens = std::min(chunk, static_cast<int>(longest)),
-                                          .num_seqs = num_seqs,
-                                          .max_model_len = session.limits.max_model_len,
-                                          .limits = session.limits},
-                                         layout, *session.model, *session.device));
+  ASSIGN_OR_RETURN(
+      const auto scorer,
+      runtime::Scorer::Make({.vocab_size = session.config.vocab_size,
+                             .sliding_window = session.config.sliding_window,
+                             .chunk_tokens = std::min(chunk, static_cast<int>(longest)),
+                             .num_seqs = num_seqs,
+                             .max_model_len = session.limits.max_model_len,
+                             .limits = session.limits},
+                            layout, *session.model, *session.device));
   std::unique_ptr<SafetensorsWriter> logits;
   if (!options.logits.empty()) {
     ASSIGN_OR_RETURN(logits, CreateLogitsFile(options.logits, lists, session.config.vocab_size));
@@ -239,7 +246,8 @@ Status RunScore(const ScoreOptions& options) {
   ScorePrinter printer(lists, options.top_logprobs, logits.get());
   std::unique_ptr<TraceWriter> trace;
   if (!options.trace.empty()) {
-    ASSIGN_OR_RETURN(trace, TraceWriter::Create(options.trace, lists, session.config, session.numerics, printer));
+    ASSIGN_OR_RETURN(trace, TraceWriter::Create(options.trace, lists, session.config,
+                                                session.numerics, printer));
   }
   RETURN_IF_ERROR(scorer->Run(lists, printer, trace.get()));
   RETURN_IF_ERROR(printer.write_status());

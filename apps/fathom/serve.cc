@@ -23,13 +23,14 @@ LogLevel ParseLogLevel(const std::string& name) {
 // A draft method that the checkpoint lacks is refused at start.
 Status CheckSpeculativeMethod(const std::string& method, const config::ModelConfig& config) {
   if (method.empty()) return OkStatus();
-  const config::DraftKind asked = method == "mtp" ? config::DraftKind::kMtp : config::DraftKind::kDSpark;
+  const config::DraftKind asked =
+      method == "mtp" ? config::DraftKind::kMtp : config::DraftKind::kDSpark;
   if (config.draft == asked) return OkStatus();
   const char* has = config.draft == config::DraftKind::kMtp      ? "an MTP draft: use mtp"
                     : config.draft == config::DraftKind::kDSpark ? "a DSpark draft: use dspark"
                                                                  : "no draft";
-  return InvalidArgument(
-      fmt::format("--speculative-config.method {} is not available: the checkpoint has {}", method, has));
+  return InvalidArgument(fmt::format(
+      "--speculative-config.method {} is not available: the checkpoint has {}", method, has));
 }
 
 // Maximum effort was made for contexts of 384K tokens or more.
@@ -38,8 +39,10 @@ void WarnAboutShortContext(const json::Value& kwargs, int64_t max_model_len) {
   const json::Value* effort = kwargs.Find("reasoning_effort");
   if (effort == nullptr || !effort->is_string() || effort->AsString() != "max") return;
   if (max_model_len >= kMaxEffortContext) return;
-  LogWarning("reasoning_effort max needs a context of {} tokens or more; this server has {}: answers may be cut",
-             kMaxEffortContext, max_model_len);
+  LogWarning(
+      "reasoning_effort max needs a context of {} tokens or more; this server has {}: answers may "
+      "be cut",
+      kMaxEffortContext, max_model_len);
 }
 
 api::ApiOptions MakeApiOptions(const ServeOptions& options, const ModelSession& session) {
@@ -72,7 +75,8 @@ sigset_t BlockStopSignals() {
 void StopGracefully(api::ApiServer& server, const sigset_t& signals, double drain_timeout_s) {
   int signal = 0;
   sigwait(&signals, &signal);
-  LogInfo("stopping: running requests may finish for {:.0f} s; signal again to stop now", drain_timeout_s);
+  LogInfo("stopping: running requests may finish for {:.0f} s; signal again to stop now",
+          drain_timeout_s);
   std::thread([signals] {
     int second = 0;
     sigwait(&signals, &second);
@@ -88,7 +92,8 @@ Status RunServe(const ServeOptions& options) {
   const sigset_t signals = BlockStopSignals();
   std::string model_name =
       options.served_model_names.empty() ? options.model.model : options.served_model_names.front();
-  ASSIGN_OR_RETURN(const auto local, LocalEngine::Start(options.model, model_name, options.max_queue));
+  ASSIGN_OR_RETURN(const auto local,
+                   LocalEngine::Start(options.model, model_name, options.max_queue));
   const ModelSession& session = local->session();
   RETURN_IF_ERROR(CheckSpeculativeMethod(options.speculative_method, session.config));
   WarnAboutShortContext(options.default_chat_template_kwargs, local->engine().max_model_len());
@@ -101,10 +106,11 @@ Status RunServe(const ServeOptions& options) {
     LogWarning("listening on {} without --api-key: anyone who reaches it can use it", options.host);
   }
   const api::ModelInfo info{.root = options.model.model, .special_tokens = session.special_tokens};
-  ASSIGN_OR_RETURN(const auto server, api::StartApiServer(std::move(api_options), local->engine(),
-                                                          *session.tokenizer, info, local->metrics()));
-  LogInfo("serving {} at http://{}:{}/v1, context {} tokens", model_name, options.host, server->port(),
-          local->engine().max_model_len());
+  ASSIGN_OR_RETURN(const auto server,
+                   api::StartApiServer(std::move(api_options), local->engine(), *session.tokenizer,
+                                       info, local->metrics()));
+  LogInfo("serving {} at http://{}:{}/v1, context {} tokens", model_name, options.host,
+          server->port(), local->engine().max_model_len());
   StopGracefully(*server, signals, options.drain_timeout_s);
   return OkStatus();
 }

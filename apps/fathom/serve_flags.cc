@@ -24,7 +24,8 @@ Result<T> ParseNumber(const std::string& text, T low, T high, const char* flag) 
   return out;
 }
 
-// Bytes or tokens with an optional suffix: 1024, 32k, 1M, 4G (binary for k, M, G; vLLM reads them so too).
+// Bytes or tokens with an optional suffix: 1024, 32k, 1M, 4G (binary for k, M, G; vLLM reads them
+// so too).
 Result<int64_t> ParseSize(const std::string& text, const char* flag) {
   int64_t scale = 1;
   std::string digits = text;
@@ -55,7 +56,7 @@ Result<int64_t> ParseSize(const std::string& text, const char* flag) {
 }
 
 template <typename T>
-Apply SetNumber(T ServeOptions::*member, T low, T high, const char* flag) {
+Apply SetNumber(T ServeOptions::* member, T low, T high, const char* flag) {
   return [=](const Values& values, ServeOptions& options) -> Status {
     ASSIGN_OR_RETURN(options.*member, ParseNumber<T>(values[0], low, high, flag));
     return OkStatus();
@@ -63,7 +64,7 @@ Apply SetNumber(T ServeOptions::*member, T low, T high, const char* flag) {
 }
 
 template <typename T>
-Apply SetModelNumber(T ModelOptions::*member, T low, T high, const char* flag) {
+Apply SetModelNumber(T ModelOptions::* member, T low, T high, const char* flag) {
   return [=](const Values& values, ServeOptions& options) -> Status {
     ASSIGN_OR_RETURN(options.model.*member, ParseNumber<T>(values[0], low, high, flag));
     return OkStatus();
@@ -80,7 +81,8 @@ Apply OneOf(std::string flag, Values accepted) {
 }
 
 template <typename E>
-Apply SetEnum(E ModelOptions::*member, const char* flag, std::vector<std::pair<std::string, E>> names) {
+Apply SetEnum(E ModelOptions::* member, const char* flag,
+              std::vector<std::pair<std::string, E>> names) {
   return [=](const Values& values, ServeOptions& options) -> Status {
     Values accepted;
     for (const auto& [name, value] : names) {
@@ -101,7 +103,8 @@ Apply OnlyOneRank(const char* flag) {
     ASSIGN_OR_RETURN(const int n, ParseNumber<int>(values[0], 1, 4096, flag));
     if (n == 1) return OkStatus();
     return InvalidArgument(fmt::format(
-        "--{} {} is not available here: this build runs the model on one device; use --{} 1", flag, n, flag));
+        "--{} {} is not available here: this build runs the model on one device; use --{} 1", flag,
+        n, flag));
   };
 }
 
@@ -118,9 +121,9 @@ Status ApplyKvCacheDType(const Values& values, ServeOptions&) {
   for (const char* name : {"auto", "fp8", "fp8_e4m3", "fp8_ds_mla"}) {
     if (values[0] == name) return OkStatus();
   }
-  return InvalidArgument(
-      fmt::format("--kv-cache-dtype: '{}' is not available; KV entries are FP8 with BF16 rope: use fp8 or auto",
-                  values[0]));
+  return InvalidArgument(fmt::format(
+      "--kv-cache-dtype: '{}' is not available; KV entries are FP8 with BF16 rope: use fp8 or auto",
+      values[0]));
 }
 
 Status ApplyMaxModelLen(const Values& values, ServeOptions& options) {
@@ -141,13 +144,14 @@ Status ApplyAttentionConfig(const Values& values, ServeOptions& options) {
           value.AsBool() ? kv_cache::IndexKeyDType::kFp4 : kv_cache::IndexKeyDType::kFp8;
     } else if (member.key == "indexer_kv_dtype" && value.is_string() &&
                (value.AsString() == "fp4" || value.AsString() == "fp8")) {
-      options.model.index_dtype = value.AsString() == "fp4" ? kv_cache::IndexKeyDType::kFp4
-                                                             : kv_cache::IndexKeyDType::kFp8;
+      options.model.index_dtype =
+          value.AsString() == "fp4" ? kv_cache::IndexKeyDType::kFp4 : kv_cache::IndexKeyDType::kFp8;
     } else {
-      return InvalidArgument(fmt::format(
-          "--attention-config.{} {} is not available; it takes use_fp4_indexer_cache true or false, or "
-          "indexer_kv_dtype fp4 or fp8",
-          member.key, json::Dump(value)));
+      return InvalidArgument(
+          fmt::format("--attention-config.{} {} is not available; it takes use_fp4_indexer_cache "
+                      "true or false, or "
+                      "indexer_kv_dtype fp4 or fp8",
+                      member.key, json::Dump(value)));
     }
   }
   return OkStatus();
@@ -178,44 +182,60 @@ Status ApplyOverrideGenerationConfig(const Values& values, ServeOptions& options
 
 ServeFlag Works(std::string name, std::string value_name, std::string help, Apply apply,
                 FlagKind kind = FlagKind::kValue) {
-  return {.name = std::move(name), .kind = kind, .effect = FlagEffect::kWorks,
-          .value_name = std::move(value_name), .help = std::move(help), .apply = std::move(apply)};
+  return {.name = std::move(name),
+          .kind = kind,
+          .effect = FlagEffect::kWorks,
+          .value_name = std::move(value_name),
+          .help = std::move(help),
+          .apply = std::move(apply)};
 }
 
 ServeFlag NoEffect(std::string name, FlagKind kind, std::string why, Apply apply = nullptr,
                    bool negatable = false) {
-  return {.name = std::move(name), .kind = kind, .effect = FlagEffect::kNoEffect, .value_name = "VALUE",
-          .help = std::move(why), .negatable = negatable, .apply = std::move(apply)};
+  return {.name = std::move(name),
+          .kind = kind,
+          .effect = FlagEffect::kNoEffect,
+          .value_name = "VALUE",
+          .help = std::move(why),
+          .negatable = negatable,
+          .apply = std::move(apply)};
 }
 
 ServeFlag Refused(std::string name, FlagKind kind, std::string why) {
   Apply refuse = [name, why](const Values&, ServeOptions&) {
     return InvalidArgument(fmt::format("--{} is not available: {}", name, why));
   };
-  return {.name = name, .kind = kind, .effect = FlagEffect::kRefused, .value_name = "VALUE",
-          .help = why, .apply = std::move(refuse)};
+  return {.name = name,
+          .kind = kind,
+          .effect = FlagEffect::kRefused,
+          .value_name = "VALUE",
+          .help = why,
+          .apply = std::move(refuse)};
 }
 
 void AddServerFlags(std::vector<ServeFlag>* flags) {
-  flags->push_back(Works("host", "ADDRESS", "address to listen on (default 127.0.0.1; 0.0.0.0 for all)",
+  flags->push_back(Works("host", "ADDRESS",
+                         "address to listen on (default 127.0.0.1; 0.0.0.0 for all)",
                          [](const Values& v, ServeOptions& o) {
                            o.host = v[0];
                            return OkStatus();
                          }));
   flags->push_back(Works("port", "PORT", "port to listen on (default 8000; 0 picks a free one)",
                          SetNumber(&ServeOptions::port, 0, 65535, "port")));
-  flags->push_back(Works("served-model-name", "NAME…", "names the API answers to (default: as given)",
-                         [](const Values& v, ServeOptions& o) {
-                           o.served_model_names = v;
-                           return OkStatus();
-                         },
-                         FlagKind::kList));
-  flags->push_back(Works("api-key", "KEY…", "keys that requests must bring (default: none needed)",
-                         [](const Values& v, ServeOptions& o) {
-                           o.api_keys = v;
-                           return OkStatus();
-                         },
-                         FlagKind::kList));
+  flags->push_back(Works(
+      "served-model-name", "NAME…", "names the API answers to (default: as given)",
+      [](const Values& v, ServeOptions& o) {
+        o.served_model_names = v;
+        return OkStatus();
+      },
+      FlagKind::kList));
+  flags->push_back(Works(
+      "api-key", "KEY…", "keys that requests must bring (default: none needed)",
+      [](const Values& v, ServeOptions& o) {
+        o.api_keys = v;
+        return OkStatus();
+      },
+      FlagKind::kList));
   flags->push_back(Works("max-body-bytes", "SIZE", "largest request body (default 64M)",
                          [](const Values& v, ServeOptions& o) -> Status {
                            ASSIGN_OR_RETURN(o.max_body_bytes, ParseSize(v[0], "max-body-bytes"));
@@ -223,41 +243,47 @@ void AddServerFlags(std::vector<ServeFlag>* flags) {
                          }));
   flags->push_back(Works("max-queue", "N", "requests that may wait; more get 429 (default 1024)",
                          SetNumber(&ServeOptions::max_queue, 1, 1 << 20, "max-queue")));
-  flags->push_back(Works("max-logprobs", "N", "most top log-probabilities a request may ask for (default 20)",
+  flags->push_back(Works("max-logprobs", "N",
+                         "most top log-probabilities a request may ask for (default 20)",
                          SetNumber(&ServeOptions::max_logprobs, 0, 1000, "max-logprobs")));
   flags->push_back(Works("drain-timeout", "SECONDS",
                          "after SIGTERM, how long running requests may finish (default 30)",
                          [](const Values& v, ServeOptions& o) -> Status {
-                           ASSIGN_OR_RETURN(const int s, ParseNumber<int>(v[0], 0, 86400, "drain-timeout"));
+                           ASSIGN_OR_RETURN(const int s,
+                                            ParseNumber<int>(v[0], 0, 86400, "drain-timeout"));
                            o.drain_timeout_s = s;
                            return OkStatus();
                          }));
   flags->push_back(Works("log-level", "LEVEL", "debug, info, warning or error (default info)",
                          [](const Values& v, ServeOptions& o) -> Status {
-                           RETURN_IF_ERROR(OneOf("log-level", {"debug", "info", "warning", "error"})(v, o));
+                           RETURN_IF_ERROR(
+                               OneOf("log-level", {"debug", "info", "warning", "error"})(v, o));
                            o.log_level = v[0];
                            return OkStatus();
                          }));
 }
 
 void AddChatFlags(std::vector<ServeFlag>* flags) {
-  flags->push_back(Works("default-chat-template-kwargs", "JSON",
-                         "defaults under each request's chat_template_kwargs (thinking, reasoning_effort)",
-                         ApplyDefaultKwargs, FlagKind::kJson));
-  flags->push_back(Works("effort-profile", "NAME",
-                         "effort prefixes: auto, preview or official (default auto: read from the checkpoint)",
-                         [](const Values& v, ServeOptions& o) -> Status {
-                           RETURN_IF_ERROR(OneOf("effort-profile", {"auto", "preview", "official"})(v, o));
-                           o.effort_profile = v[0];
-                           return OkStatus();
-                         }));
-  flags->push_back(Works("raw-special-tokens", "",
-                         "let special-token text from users become control tokens, as the official encoder does",
-                         [](const Values& v, ServeOptions& o) {
-                           o.raw_special_tokens = v[0] == "true";
-                           return OkStatus();
-                         },
-                         FlagKind::kSwitch));
+  flags->push_back(
+      Works("default-chat-template-kwargs", "JSON",
+            "defaults under each request's chat_template_kwargs (thinking, reasoning_effort)",
+            ApplyDefaultKwargs, FlagKind::kJson));
+  flags->push_back(
+      Works("effort-profile", "NAME",
+            "effort prefixes: auto, preview or official (default auto: read from the checkpoint)",
+            [](const Values& v, ServeOptions& o) -> Status {
+              RETURN_IF_ERROR(OneOf("effort-profile", {"auto", "preview", "official"})(v, o));
+              o.effort_profile = v[0];
+              return OkStatus();
+            }));
+  flags->push_back(Works(
+      "raw-special-tokens", "",
+      "let special-token text from users become control tokens, as the official encoder does",
+      [](const Values& v, ServeOptions& o) {
+        o.raw_special_tokens = v[0] == "true";
+        return OkStatus();
+      },
+      FlagKind::kSwitch));
   flags->push_back(Works("generation-config", "auto|vllm",
                          "sampling defaults from generation_config.json (auto), or none (vllm)",
                          [](const Values& v, ServeOptions& o) -> Status {
@@ -269,15 +295,18 @@ void AddChatFlags(std::vector<ServeFlag>* flags) {
                          ApplyOverrideGenerationConfig, FlagKind::kJson));
   flags->push_back(NoEffect("tokenizer-mode", FlagKind::kValue, "the V4 encoder is built in",
                             OneOf("tokenizer-mode", {"auto", "deepseek_v4"})));
-  flags->push_back(NoEffect("reasoning-parser", FlagKind::kValue, "the V4 parser is built in and always on",
+  flags->push_back(NoEffect("reasoning-parser", FlagKind::kValue,
+                            "the V4 parser is built in and always on",
                             OneOf("reasoning-parser", {"deepseek_v4"})));
   flags->push_back(NoEffect("tool-call-parser", FlagKind::kValue, "the V4 parser is built in",
                             OneOf("tool-call-parser", {"deepseek_v4"})));
   flags->push_back(NoEffect("enable-auto-tool-choice", FlagKind::kSwitch, "always on"));
   flags->push_back(NoEffect("reasoning-config", FlagKind::kJson, "the V4 tags are built in"));
-  flags->push_back(NoEffect("trust-remote-code", FlagKind::kSwitch, "no code is ever run from a checkpoint"));
+  flags->push_back(
+      NoEffect("trust-remote-code", FlagKind::kSwitch, "no code is ever run from a checkpoint"));
   flags->push_back(NoEffect("enable-prompt-tokens-details", FlagKind::kSwitch, "always on"));
-  flags->push_back(NoEffect("disable-uvicorn-access-log", FlagKind::kSwitch, "there is no access log"));
+  flags->push_back(
+      NoEffect("disable-uvicorn-access-log", FlagKind::kSwitch, "there is no access log"));
   flags->push_back(NoEffect("disable-log-requests", FlagKind::kSwitch, "requests are not logged"));
   flags->push_back(Refused("chat-template", FlagKind::kValue,
                            "the V4 encoding is built in and templates are never run"));
@@ -286,85 +315,102 @@ void AddChatFlags(std::vector<ServeFlag>* flags) {
 void AddModelFlags(std::vector<ServeFlag>* flags) {
   flags->push_back(Works("device", "NAME", "auto, cpu or cuda (default auto)",
                          SetEnum(&ModelOptions::device, "device",
-                                 {{"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu},
+                                 {{"auto", DeviceChoice::kAuto},
+                                  {"cpu", DeviceChoice::kCpu},
                                   {"cuda", DeviceChoice::kCuda}})));
-  flags->push_back(Works("numerics", "NAME", "official or fp32 (default official)",
-                         SetEnum(&ModelOptions::numerics, "numerics",
-                                 {{"official", config::Numerics::kOfficial}, {"fp32", config::Numerics::kFp32}})));
-  flags->push_back(Works("load-format", "NAME", "auto, or dummy: synthetic weights without files",
-                         [](const Values& v, ServeOptions& o) -> Status {
-                           RETURN_IF_ERROR(OneOf("load-format", {"auto", "safetensors", "dummy"})(v, o));
-                           o.model.load_format = v[0] == "dummy" ? LoadFormat::kDummy : LoadFormat::kAuto;
-                           return OkStatus();
-                         }));
-  flags->push_back(Works("seed", "N", "of dummy weights, and of requests that bring none (default 0)",
+  flags->push_back(Works(
+      "numerics", "NAME", "official or fp32 (default official)",
+      SetEnum(&ModelOptions::numerics, "numerics",
+              {{"official", config::Numerics::kOfficial}, {"fp32", config::Numerics::kFp32}})));
+  flags->push_back(
+      Works("load-format", "NAME", "auto, or dummy: synthetic weights without files",
+            [](const Values& v, ServeOptions& o) -> Status {
+              RETURN_IF_ERROR(OneOf("load-format", {"auto", "safetensors", "dummy"})(v, o));
+              o.model.load_format = v[0] == "dummy" ? LoadFormat::kDummy : LoadFormat::kAuto;
+              return OkStatus();
+            }));
+  flags->push_back(Works("seed", "N",
+                         "of dummy weights, and of requests that bring none (default 0)",
                          SetModelNumber<uint64_t>(&ModelOptions::seed, 0, UINT64_MAX, "seed")));
   flags->push_back(Works("threads", "N", "CPU threads (default: all usable cores)",
                          SetModelNumber(&ModelOptions::num_threads, 1, 1024, "threads")));
-  flags->push_back(Works("max-model-len", "N|auto", "longest prompt plus output (default auto; 32k, 1M)",
-                         ApplyMaxModelLen));
+  flags->push_back(Works("max-model-len", "N|auto",
+                         "longest prompt plus output (default auto; 32k, 1M)", ApplyMaxModelLen));
   flags->push_back(Works("max-num-seqs", "N", "sequences that run at once (default 64)",
                          SetModelNumber(&ModelOptions::max_num_seqs, 1, 65536, "max-num-seqs")));
-  flags->push_back(Works("max-num-batched-tokens", "N", "tokens of one step (default 2048)",
-                         SetModelNumber(&ModelOptions::max_num_batched_tokens, 1, 1 << 20,
-                                        "max-num-batched-tokens")));
+  flags->push_back(Works(
+      "max-num-batched-tokens", "N", "tokens of one step (default 2048)",
+      SetModelNumber(&ModelOptions::max_num_batched_tokens, 1, 1 << 20, "max-num-batched-tokens")));
   const auto set_kv_bytes = [](const Values& v, ServeOptions& o) -> Status {
     ASSIGN_OR_RETURN(o.model.kv_cache_bytes, ParseSize(v[0], "kv-cache-memory"));
     return OkStatus();
   };
-  flags->push_back(Works("kv-cache-memory", "SIZE", "bytes for the KV cache (default: auto)", set_kv_bytes));
+  flags->push_back(
+      Works("kv-cache-memory", "SIZE", "bytes for the KV cache (default: auto)", set_kv_bytes));
   flags->push_back(Works("kv-cache-memory-bytes", "SIZE", "the same", set_kv_bytes));
-  flags->push_back(Works("attention-config", "JSON",
-                         "use_fp4_indexer_cache true (default) or false; indexer_kv_dtype fp4 or fp8",
-                         ApplyAttentionConfig, FlagKind::kJson));
-  flags->push_back(NoEffect("kv-cache-dtype", FlagKind::kValue, "entries are FP8 with BF16 rope, always",
-                            ApplyKvCacheDType));
+  flags->push_back(
+      Works("attention-config", "JSON",
+            "use_fp4_indexer_cache true (default) or false; indexer_kv_dtype fp4 or fp8",
+            ApplyAttentionConfig, FlagKind::kJson));
+  flags->push_back(NoEffect("kv-cache-dtype", FlagKind::kValue,
+                            "entries are FP8 with BF16 rope, always", ApplyKvCacheDType));
   flags->push_back(NoEffect("block-size", FlagKind::kValue, "a block is 256 tokens",
                             OneOf("block-size", {"256"})));
   flags->push_back(NoEffect("dtype", FlagKind::kValue, "the checkpoint's types are kept",
                             OneOf("dtype", {"auto", "bfloat16"})));
   flags->push_back(NoEffect("quantization", FlagKind::kValue, "the checkpoint's types are kept",
                             OneOf("quantization", {"fp8", "deepseek_v4_fp8"})));
-  flags->push_back(NoEffect("gpu-memory-utilization", FlagKind::kValue,
-                            "the CPU backend sizes its cache by --kv-cache-memory or --max-model-len",
-                            [](const Values& v, ServeOptions&) -> Status {
-                              return ParseNumber<double>(v[0], 0.01, 1.0, "gpu-memory-utilization").status();
-                            }));
-  flags->push_back(NoEffect("speculative-config", FlagKind::kJson,
-                            "drafts are checked against the checkpoint but not run yet: one token a step",
-                            ApplySpeculativeConfig));
+  flags->push_back(
+      NoEffect("gpu-memory-utilization", FlagKind::kValue,
+               "the CPU backend sizes its cache by --kv-cache-memory or --max-model-len",
+               [](const Values& v, ServeOptions&) -> Status {
+                 return ParseNumber<double>(v[0], 0.01, 1.0, "gpu-memory-utilization").status();
+               }));
+  flags->push_back(
+      NoEffect("speculative-config", FlagKind::kJson,
+               "drafts are checked against the checkpoint but not run yet: one token a step",
+               ApplySpeculativeConfig));
 }
 
 void AddExecutionFlags(std::vector<ServeFlag>* flags) {
-  for (const char* name : {"tensor-parallel-size", "data-parallel-size", "pipeline-parallel-size"}) {
-    flags->push_back(Works(name, "N", "1: this build runs the model on one device", OnlyOneRank(name)));
+  for (const char* name :
+       {"tensor-parallel-size", "data-parallel-size", "pipeline-parallel-size"}) {
+    flags->push_back(
+        Works(name, "N", "1: this build runs the model on one device", OnlyOneRank(name)));
   }
-  flags->push_back(NoEffect("enable-expert-parallel", FlagKind::kSwitch, "one device holds all experts"));
+  flags->push_back(
+      NoEffect("enable-expert-parallel", FlagKind::kSwitch, "one device holds all experts"));
   flags->push_back(NoEffect("enable-chunked-prefill", FlagKind::kSwitch, "always on"));
   flags->push_back(NoEffect("enable-prefix-caching", FlagKind::kSwitch,
-                            "prefixes are not cached yet; every prompt is computed", nullptr, true));
-  flags->push_back(NoEffect("async-scheduling", FlagKind::kSwitch, "steps run one after the other on a CPU",
-                            nullptr, true));
+                            "prefixes are not cached yet; every prompt is computed", nullptr,
+                            true));
+  flags->push_back(NoEffect("async-scheduling", FlagKind::kSwitch,
+                            "steps run one after the other on a CPU", nullptr, true));
   flags->push_back(NoEffect("scheduler-reserve-full-isl", FlagKind::kSwitch,
                             "a request is admitted when its whole prompt fits", nullptr, true));
   flags->push_back(NoEffect("disable-hybrid-kv-cache-manager", FlagKind::kSwitch,
                             "every kind of entry has a pool of its own", nullptr, true));
-  flags->push_back(NoEffect("enable-flashinfer-autotune", FlagKind::kSwitch, "nothing is tuned at run time",
-                            nullptr, true));
+  flags->push_back(NoEffect("enable-flashinfer-autotune", FlagKind::kSwitch,
+                            "nothing is tuned at run time", nullptr, true));
   flags->push_back(NoEffect("enforce-eager", FlagKind::kSwitch, "a CPU has no graphs to capture"));
-  flags->push_back(NoEffect("disable-custom-all-reduce", FlagKind::kSwitch, "one device reduces nothing"));
+  flags->push_back(
+      NoEffect("disable-custom-all-reduce", FlagKind::kSwitch, "one device reduces nothing"));
   flags->push_back(NoEffect("disable-log-stats", FlagKind::kSwitch, "statistics cost nothing"));
   for (const char* name : {"attention-backend", "moe-backend", "linear-backend"}) {
     flags->push_back(NoEffect(name, FlagKind::kValue, "the kernels are built in"));
   }
   flags->push_back(NoEffect("kernel-config", FlagKind::kJson, "the kernels are built in"));
-  flags->push_back(NoEffect("compilation-config", FlagKind::kJson, "nothing is compiled at run time"));
-  flags->push_back(NoEffect("max-cudagraph-capture-size", FlagKind::kValue, "a CPU has no graphs to capture"));
-  flags->push_back(NoEffect("prefix-cache-retention-interval", FlagKind::kValue,
-                            "prefixes are not cached yet"));
-  flags->push_back(NoEffect("swap-space", FlagKind::kValue, "a preempted request is computed again"));
-  flags->push_back(Refused("kv-transfer-config", FlagKind::kJson,
-                           "this build does not split prefill and decode; run one server for both"));
+  flags->push_back(
+      NoEffect("compilation-config", FlagKind::kJson, "nothing is compiled at run time"));
+  flags->push_back(
+      NoEffect("max-cudagraph-capture-size", FlagKind::kValue, "a CPU has no graphs to capture"));
+  flags->push_back(
+      NoEffect("prefix-cache-retention-interval", FlagKind::kValue, "prefixes are not cached yet"));
+  flags->push_back(
+      NoEffect("swap-space", FlagKind::kValue, "a preempted request is computed again"));
+  flags->push_back(
+      Refused("kv-transfer-config", FlagKind::kJson,
+              "this build does not split prefill and decode; run one server for both"));
 }
 
 }  // namespace
@@ -390,7 +436,8 @@ const ServeFlag* FindJsonFlag(const std::string& name) {
   return nullptr;
 }
 
-// `true`, `2` and `{"a":1}` are JSON; everything else, and Python's True and False, is taken as they mean it.
+// `true`, `2` and `{"a":1}` are JSON; everything else, and Python's True and False, is taken as
+// they mean it.
 json::Value ParseScalar(const std::string& text) {
   if (text == "True") return json::Value::Bool(true);
   if (text == "False") return json::Value::Bool(false);
@@ -464,8 +511,8 @@ std::string ServeFlagsMarkdown() {
                                                                 : "refused";
     std::string value = flag.kind == FlagKind::kSwitch ? "" : " " + flag.value_name;
     std::replace(value.begin(), value.end(), '|', '/');
-    out += fmt::format("| `--{}{}{}` | {} | {} |\n", flag.negatable ? "[no-]" : "", flag.name, value, effect,
-                       flag.help);
+    out += fmt::format("| `--{}{}{}` | {} | {} |\n", flag.negatable ? "[no-]" : "", flag.name,
+                       value, effect, flag.help);
   }
   return out;
 }

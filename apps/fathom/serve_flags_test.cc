@@ -41,13 +41,15 @@ TEST(ServeFlags, JsonAndDottedFormsOfOneFlagMergeAndTheLaterWins) {
 }
 
 TEST(ServeFlags, UnderscoresInNamesAreDashes) {
-  EXPECT_THAT(Fold({"--attention_config.use_fp4_indexer_cache=True", "--max_model_len=4k"}),
-              ElementsAre("--attention-config", R"({"use_fp4_indexer_cache":true})", "--max-model-len=4k"));
+  EXPECT_THAT(
+      Fold({"--attention_config.use_fp4_indexer_cache=True", "--max_model_len=4k"}),
+      ElementsAre("--attention-config", R"({"use_fp4_indexer_cache":true})", "--max-model-len=4k"));
 }
 
 TEST(ServeFlags, ABadJsonValueIsRefusedByName) {
-  EXPECT_THAT(FoldDottedFlags(std::vector<std::string>{"--compilation-config={bad"}).status().message(),
-              HasSubstr("--compilation-config: invalid JSON"));
+  EXPECT_THAT(
+      FoldDottedFlags(std::vector<std::string>{"--compilation-config={bad"}).status().message(),
+      HasSubstr("--compilation-config: invalid JSON"));
 }
 
 TEST(ServeFlags, NamesAreUniqueAndEveryRowSaysWhatItMeans) {
@@ -70,9 +72,11 @@ TEST(ServeFlags, SizesTakeSuffixesAndAutoMeansAuto) {
 
 TEST(ServeFlags, WhatIsNotAvailableSaysWhatIs) {
   ServeOptions options;
-  EXPECT_THAT(Flag("tensor-parallel-size").apply({"2"}, options).message(), HasSubstr("one device"));
+  EXPECT_THAT(Flag("tensor-parallel-size").apply({"2"}, options).message(),
+              HasSubstr("one device"));
   EXPECT_THAT(Flag("block-size").apply({"64"}, options).message(), HasSubstr("use 256"));
-  EXPECT_THAT(Flag("kv-cache-dtype").apply({"nvfp4"}, options).message(), HasSubstr("use fp8 or auto"));
+  EXPECT_THAT(Flag("kv-cache-dtype").apply({"nvfp4"}, options).message(),
+              HasSubstr("use fp8 or auto"));
   EXPECT_FALSE(Flag("kv-transfer-config").apply({"{}"}, options).ok());
 }
 

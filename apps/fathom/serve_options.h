@@ -23,8 +23,8 @@ struct ModelOptions {
   config::Numerics numerics = config::Numerics::kOfficial;
   std::optional<kv_cache::IndexKeyDType> index_dtype;  // unset: the numerics' own
   LoadFormat load_format = LoadFormat::kAuto;
-  uint64_t seed = 0;      // of dummy weights, and of requests that bring none
-  int num_threads = 0;    // 0: all usable cores
+  uint64_t seed = 0;          // of dummy weights, and of requests that bring none
+  int num_threads = 0;        // 0: all usable cores
   int64_t max_model_len = 0;  // 0: auto
   int max_num_seqs = 64;
   int max_num_batched_tokens = 2048;

@@ -12,8 +12,9 @@ Result<std::string> ReadConfigText(const std::string& name_or_file, int layers) 
   auto text = checkpoint::PresetConfigText(name_or_file);
   if (!text.ok()) text = ReadTextFile(name_or_file);
   if (!text.ok()) {
-    return InvalidArgument(fmt::format("{} is neither flash, pro or tiny nor a readable config.json ({})",
-                                       name_or_file, text.status().message()));
+    return InvalidArgument(
+        fmt::format("{} is neither flash, pro or tiny nor a readable config.json ({})",
+                    name_or_file, text.status().message()));
   }
   if (layers > 0) return checkpoint::CutLayers(*text, layers);
   return text;

@@ -1,5 +1,5 @@
-// CHECK: ends the process on a bug of ours, with the place and the values. Never reachable by outside
-// input: what a user, a file or a peer can cause is a Status (base/status.h).
+// CHECK: ends the process on a bug of ours, with the place and the values. Never reachable by
+// outside input: what a user, a file or a peer can cause is a Status (base/status.h).
 #pragma once
 
 #include <sstream>
@@ -20,10 +20,11 @@ std::string DescribeOperands(const char* expr, const A& a, const B& b) {
 
 #define CHECK(cond) \
   (static_cast<bool>(cond) ? void() : ::fathom::CheckFailed(__FILE__, __LINE__, #cond))
-#define CHECK_OP(a, op, b)                              \
-  (static_cast<bool>((a)op(b)) ? void()                 \
-                               : ::fathom::CheckFailed( \
-                                     __FILE__, __LINE__, ::fathom::DescribeOperands(#a " " #op " " #b, a, b)))
+#define CHECK_OP(a, op, b)                         \
+  (static_cast<bool>((a)op(b))                     \
+       ? void()                                    \
+       : ::fathom::CheckFailed(__FILE__, __LINE__, \
+                               ::fathom::DescribeOperands(#a " " #op " " #b, a, b)))
 #define CHECK_EQ(a, b) CHECK_OP(a, ==, b)
 #define CHECK_NE(a, b) CHECK_OP(a, !=, b)
 #define CHECK_LT(a, b) CHECK_OP(a, <, b)

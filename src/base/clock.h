@@ -1,5 +1,5 @@
-// Time, as a value that tests can drive. Production code takes a `const Clock&`; only this header reads
-// the machine's clock. Monotonic; any thread.
+// Time, as a value that tests can drive. Production code takes a `const Clock&`; only this header
+// reads the machine's clock. Monotonic; any thread.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,6 @@
-// BF16, FP8 e4m3fn, FP4 e2m1 and ue8m0 as storage types, with their exact conversions. The rounding rules
-// are those of the model's specification: nearest even; FP8 and FP4 clamp, never NaN or infinity.
+// BF16, FP8 e4m3fn, FP4 e2m1 and ue8m0 as storage types, with their exact conversions. The rounding
+// rules are those of the model's specification: nearest even; FP8 and FP4 clamp, never NaN or
+// infinity.
 #pragma once
 
 #include <bit>
@@ -33,7 +34,8 @@ inline float Float8ToFloat(uint8_t code) {
   const uint32_t mantissa = code & 0x7u;
   if (exponent == 0xfu && mantissa == 0x7u) return std::bit_cast<float>(sign | 0x7fc00000u);
   if (exponent == 0) {  // subnormal: mantissa * 2^-9
-    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(static_cast<float>(mantissa) * 0x1p-9f));
+    return std::bit_cast<float>(sign |
+                                std::bit_cast<uint32_t>(static_cast<float>(mantissa) * 0x1p-9f));
   }
   return std::bit_cast<float>(sign | ((exponent + 120u) << 23) | (mantissa << 20));
 }
@@ -82,7 +84,8 @@ inline uint8_t FloatToFloat4(float value) {
   return static_cast<uint8_t>(sign | code);
 }
 
-// ue8m0: 2^(byte - 127). 255 is invalid in a file and never written; byte 0 is the subnormal 2^-127.
+// ue8m0: 2^(byte - 127). 255 is invalid in a file and never written; byte 0 is the subnormal
+// 2^-127.
 inline float Ue8m0ToFloat(uint8_t byte) {
   return std::bit_cast<float>(byte == 0 ? 0x00400000u : uint32_t{byte} << 23);
 }

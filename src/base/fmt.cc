@@ -1,5 +1,5 @@
-// The one translation unit that carries fmt's code: Debian ships fmt as headers and a shared library, and
-// the binary must run where that library is not installed.
+// The one translation unit that carries fmt's code: Debian ships fmt as headers and a shared
+// library, and the binary must run where that library is not installed.
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE

@@ -1,5 +1,5 @@
-// The process log, to stderr: `LogInfo("loaded {} tensors", n)`. Any thread. The one adapter over spdlog;
-// control bytes in a message are escaped, so that no input can forge a line.
+// The process log, to stderr: `LogInfo("loaded {} tensors", n)`. Any thread. The one adapter over
+// spdlog; control bytes in a message are escaped, so that no input can forge a line.
 #pragma once
 
 #include <fmt/core.h>

@@ -51,8 +51,8 @@ std::string RenderLabels(const MetricLabels& labels, const std::string& extra_ke
   return out.empty() ? "" : "{" + out + "}";
 }
 
-void RenderHistogram(const std::string& name, const MetricLabels& labels, const Histogram& histogram,
-                     std::string* out) {
+void RenderHistogram(const std::string& name, const MetricLabels& labels,
+                     const Histogram& histogram, std::string* out) {
   uint64_t cumulative = 0;
   for (size_t i = 0; i < histogram.upper_bounds().size(); ++i) {
     cumulative += histogram.bucket_count(i);
@@ -83,8 +83,9 @@ void Histogram::Observe(double value) {
 MetricsRegistry::MetricsRegistry() = default;
 MetricsRegistry::~MetricsRegistry() = default;
 
-MetricsRegistry::Series& MetricsRegistry::FindOrAdd(const std::string& name, const std::string& help,
-                                                    const char* type, MetricLabels labels) {
+MetricsRegistry::Series& MetricsRegistry::FindOrAdd(const std::string& name,
+                                                    const std::string& help, const char* type,
+                                                    MetricLabels labels) {
   const auto family_it = std::find_if(families_.begin(), families_.end(),
                                       [&](const auto& f) { return f->name == name; });
   Family* family = nullptr;
@@ -135,7 +136,8 @@ std::string MetricsRegistry::ExposeText() const {
     out += fmt::format("# HELP {} {}\n# TYPE {} {}\n", name, family->help, name, family->type);
     for (const auto& series : family->series) {
       if (series->counter) {
-        out += fmt::format("{}{} {}\n", name, RenderLabels(series->labels), series->counter->value());
+        out +=
+            fmt::format("{}{} {}\n", name, RenderLabels(series->labels), series->counter->value());
       } else if (series->gauge) {
         out += fmt::format("{}{} {}\n", name, RenderLabels(series->labels), series->gauge->value());
       } else {

@@ -1,5 +1,6 @@
-// Metrics registry: counters, gauges and histograms with Prometheus names and labels. Updating is lock-free
-// and may happen on any thread; handles live as long as the registry. The text exposition is ExposeText().
+// Metrics registry: counters, gauges and histograms with Prometheus names and labels. Updating is
+// lock-free and may happen on any thread; handles live as long as the registry. The text exposition
+// is ExposeText().
 #pragma once
 
 #include <atomic>

@@ -11,7 +11,8 @@
 
 namespace fathom {
 
-// The codes are the ones whose handling differs: the process exit code (ExitCode) and the HTTP status.
+// The codes are the ones whose handling differs: the process exit code (ExitCode) and the HTTP
+// status.
 enum class StatusCode {
   kOk,
   kInternal,         // our bug or an unexpected system failure: exit 1, HTTP 500
@@ -50,14 +51,16 @@ inline Status BadModel(std::string m) { return {StatusCode::kBadModel, std::move
 inline Status DeviceError(std::string m) { return {StatusCode::kDevice, std::move(m)}; }
 inline Status Unavailable(std::string m) { return {StatusCode::kUnavailable, std::move(m)}; }
 
-// The process exit code of a status: 0 done, 1 unexpected, 2 usage, 3 memory, 4 model, 5 device, 6 peer.
+// The process exit code of a status: 0 done, 1 unexpected, 2 usage, 3 memory, 4 model, 5 device, 6
+// peer.
 int ExitCode(const Status& status);
 
 // A value or the reason why there is none.
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}  // NOLINT: implicit by design
+  Result(T value)
+      : state_(std::in_place_index<0>, std::move(value)) {}  // NOLINT: implicit by design
   Result(Status status) : state_(std::in_place_index<1>, std::move(status)) {  // NOLINT
     CHECK(!std::get<1>(state_).ok());
   }
@@ -90,11 +93,11 @@ class [[nodiscard]] Result {
 }  // namespace fathom
 
 // Returns the status to the caller when it is not OK.
-#define RETURN_IF_ERROR(expr)                       \
-  do {                                              \
-    if (auto status_ = (expr); !status_.ok()) {     \
-      return status_;                               \
-    }                                               \
+#define RETURN_IF_ERROR(expr)                   \
+  do {                                          \
+    if (auto status_ = (expr); !status_.ok()) { \
+      return status_;                           \
+    }                                           \
   } while (false)
 
 #define FATHOM_CONCAT_INNER(a, b) a##b

@@ -1,6 +1,7 @@
-// A fixed set of threads for data-parallel loops. ParallelFor splits [0, n) into ranges of `grain`; which
-// thread runs a range is not fixed, so a result must not depend on it (sum inside one index, never across).
-// One ParallelFor at a time; the caller takes part and returns when all ranges are done.
+// A fixed set of threads for data-parallel loops. ParallelFor splits [0, n) into ranges of `grain`;
+// which thread runs a range is not fixed, so a result must not depend on it (sum inside one index,
+// never across). One ParallelFor at a time; the caller takes part and returns when all ranges are
+// done.
 #pragma once
 
 #include <atomic>

@@ -57,7 +57,7 @@ Result<InputFile> InputFile::Open(const std::string& path) {
   // O_NONBLOCK: opening a pipe that nobody writes to must not wait.
   FileDescriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (fd.get() < 0) return BadModel(fmt::format("cannot open {}: {}", path, ErrorText(errno)));
-  struct stat info {};
+  struct stat info{};
   if (fstat(fd.get(), &info) != 0) {
     return BadModel(fmt::format("cannot read {}: {}", path, ErrorText(errno)));
   }

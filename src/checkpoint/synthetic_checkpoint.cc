@@ -104,7 +104,7 @@ Status PrepareFolder(const std::string& dir, int64_t bytes) {
   }
   if (error)
     return InvalidArgument(fmt::format("cannot read the folder {}: {}", dir, error.message()));
-  struct statvfs info {};
+  struct statvfs info{};
   if (statvfs(dir.c_str(), &info) != 0) return OkStatus();
   const auto free_bytes = static_cast<double>(info.f_bavail) * static_cast<double>(info.f_frsize);
   if (free_bytes >= static_cast<double>(bytes)) return OkStatus();

@@ -1,6 +1,7 @@
 // ModelConfig: the sizes and constants of one checkpoint, as typed values. Filled and validated by
-// checkpoint/ from config.json (the official field names stand behind each member); a value, immutable
-// after load, any thread. Layer, routing and draft kinds are data here, never branches on a model name.
+// checkpoint/ from config.json (the official field names stand behind each member); a value,
+// immutable after load, any thread. Layer, routing and draft kinds are data here, never branches on
+// a model name.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +10,15 @@
 
 namespace fathom::config {
 
-// How a model is computed. kOfficial rounds where DeepSeek's reference rounds; kFp32 rounds nothing.
+// How a model is computed. kOfficial rounds where DeepSeek's reference rounds; kFp32 rounds
+// nothing.
 enum class Numerics { kOfficial, kFp32 };
 
 enum class LayerKind { kWindow, kC4, kC128 };  // compress ratio 0, 4, 128
 enum class RoutingKind { kHash, kScore };
 enum class ExpertDType { kFp4, kFp8 };
-// What an index key is stored as: kFp4 (official) or kFp8 with official numerics, kFp32 with fp32 numerics.
+// What an index key is stored as: kFp4 (official) or kFp8 with official numerics, kFp32 with fp32
+// numerics.
 enum class IndexKeyDType { kFp4, kFp8, kFp32 };
 enum class DraftKind { kNone, kMtp, kDSpark };
 
@@ -43,7 +46,8 @@ struct ModelConfig {
   int eos_token_id = 1;
   double rms_norm_eps = 1e-6;
 
-  // Attention. One KV head; K and V are the same entry of head_dim values, the last rope_dim rotated.
+  // Attention. One KV head; K and V are the same entry of head_dim values, the last rope_dim
+  // rotated.
   int num_heads = 0;
   int head_dim = 512;
   int rope_dim = 64;

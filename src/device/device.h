@@ -1,5 +1,6 @@
-// Device, Stream, Buffer: where memory is and in which order work runs on it. cpu/ and cuda/ implement them.
-// A Stream belongs to one thread at a time; a CPU stream runs work inline on its thread pool.
+// Device, Stream, Buffer: where memory is and in which order work runs on it. cpu/ and cuda/
+// implement them. A Stream belongs to one thread at a time; a CPU stream runs work inline on its
+// thread pool.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +16,8 @@ namespace fathom::device {
 
 enum class DeviceKind { kCpu, kCuda };
 
-// Owns device memory; movable. Freed when destroyed, after all work on it has ended (the owner's duty).
+// Owns device memory; movable. Freed when destroyed, after all work on it has ended (the owner's
+// duty).
 class Buffer {
  public:
   class Deleter {
@@ -76,8 +78,8 @@ class Device {
 };
 
 std::unique_ptr<Device> MakeCpuDevice(int num_threads);
-// kDevice says what was found and what is needed (no GPU, old driver, architecture without code, or a binary
-// built without CUDA).
+// kDevice says what was found and what is needed (no GPU, old driver, architecture without code, or
+// a binary built without CUDA).
 Result<std::unique_ptr<Device>> MakeCudaDevice(int index);
 
 }  // namespace fathom::device

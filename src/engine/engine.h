@@ -1,6 +1,7 @@
-// Engine: the loop thread between the API and the devices. Submit and Cancel from any thread; everything
-// else of a sequence's life happens on the loop thread. A step drains submissions and cancellations, asks
-// the scheduler for a batch, runs it, commits the result and pushes token events. It formats no text.
+// Engine: the loop thread between the API and the devices. Submit and Cancel from any thread;
+// everything else of a sequence's life happens on the loop thread. A step drains submissions and
+// cancellations, asks the scheduler for a batch, runs it, commits the result and pushes token
+// events. It formats no text.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +26,16 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  // Queues the request; its events go to `sink`. kUnavailable: the queue is full or the engine drains.
-  // kInvalidArgument: it could never fit (says the limit).
+  // Queues the request; its events go to `sink`. kUnavailable: the queue is full or the engine
+  // drains. kInvalidArgument: it could never fit (says the limit).
   virtual Status Submit(request::Request request, std::shared_ptr<request::TokenSink> sink) = 0;
 
-  // Ends the request within a step; its sink gets kCancelled unless it had finished. Unknown ids: no-op.
+  // Ends the request within a step; its sink gets kCancelled unless it had finished. Unknown ids:
+  // no-op.
   virtual void Cancel(request::RequestId id) = 0;
 
-  // Refuses new requests, waits until the running ones have finished or `timeout` is over, then cancels.
+  // Refuses new requests, waits until the running ones have finished or `timeout` is over, then
+  // cancels.
   virtual void Drain(Duration timeout) = 0;
 
   virtual EngineStats Stats() const = 0;

@@ -132,8 +132,8 @@ void Value::Set(std::string_view key, Value value) {
 
 std::string PythonFloat(double value) {
   char buffer[32];
-  const auto [end, error] = std::to_chars(buffer, buffer + sizeof(buffer), value,
-                                          std::chars_format::scientific);
+  const auto [end, error] =
+      std::to_chars(buffer, buffer + sizeof(buffer), value, std::chars_format::scientific);
   CHECK(error == std::errc());
   std::string_view text(buffer, static_cast<size_t>(end - buffer));
   const size_t e = text.find('e');
@@ -150,7 +150,8 @@ std::string PythonFloat(double value) {
     if (num_digits > 1) out += "." + digits.substr(1);
     return out + fmt::format("e{}{:02}", exponent < 0 ? '-' : '+', std::abs(exponent));
   }
-  if (exponent < 0) return out + "0." + std::string(static_cast<size_t>(-exponent - 1), '0') + digits;
+  if (exponent < 0)
+    return out + "0." + std::string(static_cast<size_t>(-exponent - 1), '0') + digits;
   if (num_digits <= exponent + 1) {
     return out + digits + std::string(static_cast<size_t>(exponent + 1 - num_digits), '0') + ".0";
   }

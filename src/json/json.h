@@ -1,5 +1,6 @@
-// The one JSON adapter: a document model that keeps what re-rendering needs (key order, number lexemes) and
-// a strict bounded parser. Values, no exceptions; any thread. Boost.JSON's parser works behind it.
+// The one JSON adapter: a document model that keeps what re-rendering needs (key order, number
+// lexemes) and a strict bounded parser. Values, no exceptions; any thread. Boost.JSON's parser
+// works behind it.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +23,9 @@ struct ParseLimits {
 class Value;
 struct Member;  // {std::string key; Value value;}
 
-// null, bool, number, string, array or object. A number keeps its source lexeme, so that integers of any
-// size and 1 against 1.0 survive. An object keeps insertion order; of duplicate keys the first position and
-// the last value stay.
+// null, bool, number, string, array or object. A number keeps its source lexeme, so that integers
+// of any size and 1 against 1.0 survive. An object keeps insertion order; of duplicate keys the
+// first position and the last value stay.
 class Value {
  public:
   enum class Kind { kNull, kBool, kNumber, kString, kArray, kObject };
@@ -32,9 +33,9 @@ class Value {
   Value() = default;
   static Value Bool(bool b);
   static Value Number(int64_t n);
-  static Value Number(double n);                   // finite; rendered as Python's repr
-  static Value NumberLexeme(std::string lexeme);   // a valid JSON number
-  static Value String(std::string s);              // valid UTF-8
+  static Value Number(double n);                  // finite; rendered as Python's repr
+  static Value NumberLexeme(std::string lexeme);  // a valid JSON number
+  static Value String(std::string s);             // valid UTF-8
   static Value Array();
   static Value Array(std::vector<Value> items);
   static Value Object();
@@ -48,15 +49,16 @@ class Value {
   bool is_array() const { return kind_ == Kind::kArray; }
   bool is_object() const { return kind_ == Kind::kObject; }
 
-  bool AsBool() const;                          // CHECKs the kind, as the next three do
+  bool AsBool() const;  // CHECKs the kind, as the next three do
   const std::string& AsString() const;
   const std::vector<Value>& items() const;
   const std::vector<Member>& members() const;
   std::vector<Value>& items();
   std::vector<Member>& members();
-  const std::string& lexeme() const;            // of a number
-  std::optional<int64_t> ToInt64() const;       // a number that is an integer in range ("1", "-3"; not "1.0")
-  std::optional<double> ToDouble() const;       // a finite number
+  const std::string& lexeme() const;  // of a number
+  std::optional<int64_t> ToInt64()
+      const;  // a number that is an integer in range ("1", "-3"; not "1.0")
+  std::optional<double> ToDouble() const;  // a finite number
 
   // Member lookup of an object; null when absent (or when this is no object).
   const Value* Find(std::string_view key) const;
@@ -77,14 +79,15 @@ struct Member {
   Value value;
 };
 
-// One whole JSON text, strict: UTF-8 checked, no trailing bytes, no NaN or infinity, lone surrogates refused.
-// The message names the byte offset.
+// One whole JSON text, strict: UTF-8 checked, no trailing bytes, no NaN or infinity, lone
+// surrogates refused. The message names the byte offset.
 Result<Value> Parse(std::string_view text, const ParseLimits& limits = {});
 
 // Compact: {"a":1,"b":[true,null]}. Non-ASCII stays raw; numbers keep their lexeme.
 std::string Dump(const Value& value);
-// As Python's json.dumps(ensure_ascii=False): ", " and ": " between, numbers as Python would print them after
-// reading them (1e10 -> 10000000000.0; integers exact), non-ASCII raw, C0 escapes \u00xx in lowercase.
+// As Python's json.dumps(ensure_ascii=False): ", " and ": " between, numbers as Python would print
+// them after reading them (1e10 -> 10000000000.0; integers exact), non-ASCII raw, C0 escapes \u00xx
+// in lowercase.
 std::string DumpPython(const Value& value);
 // A finite double as Python's repr: shortest round trip, 1.0, 1e-07, 10000000000.0.
 std::string PythonFloat(double value);

@@ -15,15 +15,17 @@ Value MustParse(std::string_view text) {
 }
 
 TEST(Json, KeepsKeyOrderAndNumberLexemes) {
-  const std::string text = R"({"z":1,"a":1.0,"m":123456789012345678901234567890,"e":1E5,"n":[null,true]})";
+  const std::string text =
+      R"({"z":1,"a":1.0,"m":123456789012345678901234567890,"e":1E5,"n":[null,true]})";
   EXPECT_EQ(Dump(MustParse(text)), text);
 }
 
 TEST(Json, PrintsNumbersAsPythonDoes) {
-  EXPECT_EQ(DumpPython(MustParse(
-                R"([1.0,1e10,1,1e-7,1E16,-0,-0.0,0.0001,123456.789,5e-324,1.7976931348623157e308,30000000000000000000])")),
-            "[1.0, 10000000000.0, 1, 1e-07, 1e+16, 0, -0.0, 0.0001, 123456.789, 5e-324, "
-            "1.7976931348623157e+308, 30000000000000000000]");
+  EXPECT_EQ(
+      DumpPython(MustParse(
+          R"([1.0,1e10,1,1e-7,1E16,-0,-0.0,0.0001,123456.789,5e-324,1.7976931348623157e308,30000000000000000000])")),
+      "[1.0, 10000000000.0, 1, 1e-07, 1e+16, 0, -0.0, 0.0001, 123456.789, 5e-324, "
+      "1.7976931348623157e+308, 30000000000000000000]");
 }
 
 TEST(Json, PrintsStringsRawButForQuotesBackslashAndControls) {
@@ -41,8 +43,9 @@ TEST(Json, RefusesDuplicateKeysWhereTheCallerAsksForUniqueOnes) {
 }
 
 TEST(Json, RefusesWhatIsNotJson) {
-  for (const char* text : {"", "{", "[1,]", "{\"a\":}", "nul", "1 2", "NaN", "Infinity", "\"\\ud83d\"",
-                           "\"\\udc00\"", "\"\xff\"", "01", "'a'", "[1] x", "// c\n1", "1e99999"}) {
+  for (const char* text :
+       {"", "{", "[1,]", "{\"a\":}", "nul", "1 2", "NaN", "Infinity", "\"\\ud83d\"", "\"\\udc00\"",
+        "\"\xff\"", "01", "'a'", "[1] x", "// c\n1", "1e99999"}) {
     EXPECT_FALSE(Parse(text).ok()) << text;
   }
 }
@@ -55,7 +58,8 @@ TEST(Json, BoundsDepthAndNodes) {
   const std::string deep = std::string(10000, '[') + std::string(10000, ']');
   EXPECT_FALSE(Parse(deep).ok());
   EXPECT_TRUE(Parse(std::string(128, '[') + std::string(128, ']')).ok());
-  EXPECT_THAT(Parse("[1,2,3,4]", {.max_nodes = 4}).status().message(), HasSubstr("too many values"));
+  EXPECT_THAT(Parse("[1,2,3,4]", {.max_nodes = 4}).status().message(),
+              HasSubstr("too many values"));
   EXPECT_TRUE(Parse("[1,2,3,4]", {.max_nodes = 5}).ok());
 }
 

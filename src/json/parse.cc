@@ -1,5 +1,5 @@
-// Parse: Boost.JSON's incremental parser drives a builder of our own values, because Boost's values keep
-// neither number lexemes nor integers past 64 bits.
+// Parse: Boost.JSON's incremental parser drives a builder of our own values, because Boost's values
+// keep neither number lexemes nor integers past 64 bits.
 #include <fmt/format.h>
 
 #include <boost/json/basic_parser_impl.hpp>
@@ -93,8 +93,12 @@ class Builder {
     return Add(std::move(value), error);
   }
   bool on_number_part(bj::string_view part, bj::error_code&) { return Append(part); }
-  bool on_int64(int64_t, bj::string_view part, bj::error_code& error) { return Number(part, error); }
-  bool on_uint64(uint64_t, bj::string_view part, bj::error_code& error) { return Number(part, error); }
+  bool on_int64(int64_t, bj::string_view part, bj::error_code& error) {
+    return Number(part, error);
+  }
+  bool on_uint64(uint64_t, bj::string_view part, bj::error_code& error) {
+    return Number(part, error);
+  }
   bool on_double(double value, bj::string_view part, bj::error_code& error) {
     if (!std::isfinite(value)) return Fail("a number is out of range", error);
     return Number(part, error);
@@ -157,8 +161,9 @@ Result<Value> Parse(std::string_view text, const ParseLimits& limits) {
   if (!error && consumed < text.size()) error = bj::error::extra_data;
   if (error) {
     const char* failure = parser.handler().failure();
-    return InvalidArgument(fmt::format("invalid JSON at byte {}: {}", consumed,
-                                       failure != nullptr ? std::string(failure) : error.message()));
+    return InvalidArgument(
+        fmt::format("invalid JSON at byte {}: {}", consumed,
+                    failure != nullptr ? std::string(failure) : error.message()));
   }
   return parser.handler().TakeRoot();
 }

@@ -1,5 +1,6 @@
-// Request and TokenEvent: what goes into the engine and what comes out. A Request is immutable after
-// Submit and owned by the engine; one Request makes one sequence (`n` choices are n Requests).
+// Request and TokenEvent: what goes into the engine and what comes out. A Request is immutable
+// after Submit and owned by the engine; one Request makes one sequence (`n` choices are n
+// Requests).
 #pragma once
 
 #include <cstdint>
@@ -29,9 +30,9 @@ struct Request {
   RequestId id = 0;
   std::vector<int32_t> prompt_token_ids;  // non-empty, in vocabulary, shorter than the context
   SamplingParams sampling;
-  int priority = 0;          // lower runs first
-  std::string session;       // fairness key; empty: a session of its own
-  std::string cache_salt;    // part of every prefix hash
+  int priority = 0;        // lower runs first
+  std::string session;     // fairness key; empty: a session of its own
+  std::string cache_salt;  // part of every prefix hash
   TimePoint arrival;
   std::shared_ptr<TokenConstraint> constraint;  // may be null
 };
@@ -43,23 +44,24 @@ struct TokenLogprob {
 
 struct TokenLogprobs {
   TokenLogprob chosen;
-  int rank = 0;                     // of the chosen token, from 1
-  std::vector<TokenLogprob> top;    // best first
+  int rank = 0;                   // of the chosen token, from 1
+  std::vector<TokenLogprob> top;  // best first
 };
 
 // One step's outcome for one request, in order. The last event has `finish_reason` set.
 struct TokenEvent {
-  std::vector<int32_t> token_ids;         // new tokens; an end token that stopped the sequence included
-  std::vector<TokenLogprobs> logprobs;    // one per token when asked for
-  std::vector<TokenLogprobs> prompt_logprobs;  // first event only: tokens 1.. of the prompt, when asked for
+  std::vector<int32_t> token_ids;  // new tokens; an end token that stopped the sequence included
+  std::vector<TokenLogprobs> logprobs;  // one per token when asked for
+  // First event only: tokens 1.. of the prompt, when asked for.
+  std::vector<TokenLogprobs> prompt_logprobs;
   std::optional<FinishReason> finish_reason;
-  std::optional<int32_t> stop_token_id;   // the end or stop id that finished it
-  int num_cached_tokens = 0;              // prompt tokens taken from the prefix cache
-  Status error;                           // with FinishReason::kError
+  std::optional<int32_t> stop_token_id;  // the end or stop id that finished it
+  int num_cached_tokens = 0;             // prompt tokens taken from the prefix cache
+  Status error;                          // with FinishReason::kError
 };
 
-// Where a request's events go. Called on the engine thread: must return at once and never throw; the
-// engine drops its reference after the last event.
+// Where a request's events go. Called on the engine thread: must return at once and never throw;
+// the engine drops its reference after the last event.
 class TokenSink {
  public:
   virtual ~TokenSink() = default;

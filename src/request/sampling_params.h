@@ -1,5 +1,5 @@
-// SamplingParams: how one sequence's tokens are chosen. A value; validated in api/ (ranges) before a
-// Request exists. Names and meanings are OpenAI's and vLLM's.
+// SamplingParams: how one sequence's tokens are chosen. A value; validated in api/ (ranges) before
+// a Request exists. Names and meanings are OpenAI's and vLLM's.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,14 @@ struct SamplingParams {
   std::vector<std::pair<int32_t, float>> logit_bias;  // (token id, bias), ids unique
   std::vector<int32_t> allowed_token_ids;             // empty: all
   std::vector<std::vector<int32_t>> bad_words;        // token sequences never completed
-  uint64_t seed = 0;  // api/ draws one where the client gave none
+  uint64_t seed = 0;                                  // api/ draws one where the client gave none
 
   int max_tokens = 16;
   int min_tokens = 0;
   bool ignore_eos = false;              // ignores every stop id; stop strings still stop
   std::vector<int32_t> stop_token_ids;  // besides the model's own
-  std::optional<int> num_logprobs;      // set: report the sampled token's log-probability and this many best
+  // Set: report the sampled token's log-probability and this many best.
+  std::optional<int> num_logprobs;
   std::optional<int> num_prompt_logprobs;
 };
 

@@ -1,5 +1,5 @@
-// ScheduledBatch and StepResult: the contract between scheduler and runtime, which never see each other.
-// A batch is the immutable plan of one step; the result says what was sampled. Plain values.
+// ScheduledBatch and StepResult: the contract between scheduler and runtime, which never see each
+// other. A batch is the immutable plan of one step; the result says what was sampled. Plain values.
 #pragma once
 
 #include <cstdint>
@@ -10,25 +10,28 @@
 
 namespace fathom::request {
 
-// Where a sequence's KV lives, as ids into the pools that kv_cache/kv_layout.h lays out. Plain host data.
+// Where a sequence's KV lives, as ids into the pools that kv_cache/kv_layout.h lays out. Plain host
+// data.
 struct BlockTable {
-  std::vector<int32_t> blocks;   // [ceil(tokens / kBlockTokens)] history blocks: C4, C128 and index entries
-  // Window pages, newest last. Page i holds positions [(first_window_page + i) * kWindowPageTokens, …).
+  // [ceil(tokens / kBlockTokens)] history blocks: C4, C128 and index entries.
+  std::vector<int32_t> blocks;
+  // Window pages, newest last. Page i holds positions [(first_window_page + i) * kWindowPageTokens,
+  // …).
   std::vector<int32_t> window_pages;
   int32_t first_window_page = 0;
   int32_t state_slot = -1;  // compressor state
 };
 
-// One sequence's part of a step: run token_ids at positions num_computed_tokens.., and sample after the
-// last of them when `sample` is set (a middle chunk of a prefill samples nothing).
+// One sequence's part of a step: run token_ids at positions num_computed_tokens.., and sample after
+// the last of them when `sample` is set (a middle chunk of a prefill samples nothing).
 struct ScheduledSequence {
   RequestId request_id = 0;
-  const Request* request = nullptr;      // alive while the batch is
-  std::span<const int32_t> token_ids;    // [num_scheduled_tokens], a view of the sequence's tokens
+  const Request* request = nullptr;    // alive while the batch is
+  std::span<const int32_t> token_ids;  // [num_scheduled_tokens], a view of the sequence's tokens
   std::span<const int32_t> all_token_ids;  // prompt and output so far, this step's tokens included
   int32_t num_computed_tokens = 0;
   bool sample = false;
-  BlockTable block_table;                // covers num_computed_tokens + token_ids.size()
+  BlockTable block_table;  // covers num_computed_tokens + token_ids.size()
 };
 
 struct ScheduledBatch {
@@ -43,10 +46,10 @@ struct ScheduledBatch {
 
 struct SequenceResult {
   RequestId request_id = 0;
-  std::vector<int32_t> sampled_token_ids;   // empty when nothing was sampled
-  std::vector<TokenLogprobs> logprobs;      // one per sampled token when asked for
+  std::vector<int32_t> sampled_token_ids;      // empty when nothing was sampled
+  std::vector<TokenLogprobs> logprobs;         // one per sampled token when asked for
   std::vector<TokenLogprobs> prompt_logprobs;  // of this step's prompt tokens when asked for
-  Status status;                            // not OK: this request fails (NaN logits), others go on
+  Status status;  // not OK: this request fails (NaN logits), others go on
 };
 
 struct StepResult {

@@ -1,5 +1,5 @@
-// TokenConstraint: a grammar's hold on one sequence. Implemented in text/; called by the engine's worker
-// side between steps, one thread at a time.
+// TokenConstraint: a grammar's hold on one sequence. Implemented in text/; called by the engine's
+// worker side between steps, one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@ namespace fathom::request {
 class TokenConstraint {
  public:
   virtual ~TokenConstraint() = default;
-  // Sets bit t of `mask` (ceil(vocab/32) words) for every token allowed next. Returns false when all are.
+  // Sets bit t of `mask` (ceil(vocab/32) words) for every token allowed next. Returns false when
+  // all are.
   virtual bool FillNextTokenMask(std::span<uint32_t> mask) = 0;
   // Advances by a sampled token; false if the grammar does not allow it.
   virtual bool AcceptToken(int32_t token_id) = 0;

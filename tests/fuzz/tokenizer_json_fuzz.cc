@@ -9,7 +9,9 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using fathom::text::Tokenizer;
   constexpr std::string_view kText =
-      "<｜User｜>Hello,  world 12345\r\n\t中文 カタカナ é e\u0301 👩‍👧 \u00a0x\u2028 don't "
+      "<｜User｜>Hello,  world 12345\r\n\t中文 カタカナ é e\u0301 👩‍👧 "
+      "\u00a0x\u2028 "
+      "don't "
       "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
       "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa                                      "
       "</think>";
