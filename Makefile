@@ -30,7 +30,7 @@ oracle: build  ## the binary against independent implementations; rewrites tests
 
 PORT ?= 8000
 serve: build  ## the built-in model on PORT
-	build/fathom serve models/fathom-tiny --port $(PORT)
+	build/fathom serve models/fathom-tiny --served-model-name fathom-tiny --port $(PORT)
 
 test-gpu:  ## the tests of device code, on a machine with a GPU
 	scripts/setup --test
