@@ -168,13 +168,7 @@ void OpenAiServer::RouteOpenAi() {
 
 Status OpenAiServer::Start() {
   RETURN_IF_ERROR(http_->Start());
-  const std::string& host = context_.options.host;
-  LogInfo("listening on http://{}:{}", host, port());
-  const bool loopback = host == "localhost" || host == "::1" || host.starts_with("127.");
-  if (!loopback && context_.options.api_keys.empty()) {
-    LogWarning("anybody who reaches {}:{} may use this server: set --api-key to ask for a key",
-               host, port());
-  }
+  LogInfo("listening on http://{}:{}", context_.options.host, port());
   return OkStatus();
 }
 
