@@ -57,6 +57,7 @@ api::ApiOptions MakeApiOptions(const ServeOptions& options, const ModelSession& 
   out.raw_special_tokens = options.raw_special_tokens;
   if (options.model.seed != 0) out.seed = options.model.seed;
   out.limits.max_logprobs = options.max_logprobs;
+  out.keep_alive_interval = std::chrono::seconds(options.keep_alive_interval_s);
   out.http_limits.max_body_bytes = static_cast<size_t>(options.max_body_bytes);
   return out;
 }

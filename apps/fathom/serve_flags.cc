@@ -254,6 +254,10 @@ void AddServerFlags(std::vector<ServeFlag>* flags) {
                            o.drain_timeout_s = s;
                            return OkStatus();
                          }));
+  flags->push_back(
+      Works("keep-alive-interval", "SECONDS",
+            "a comment on a stream that is silent for so long (default 10)",
+            SetNumber(&ServeOptions::keep_alive_interval_s, 1, 3600, "keep-alive-interval")));
   flags->push_back(Works("log-level", "LEVEL", "debug, info, warning or error (default info)",
                          [](const Values& v, ServeOptions& o) -> Status {
                            RETURN_IF_ERROR(

@@ -47,6 +47,7 @@ struct ServeOptions {
   int max_queue = 1024;
   int64_t max_body_bytes = int64_t{64} << 20;
   double drain_timeout_s = 30;
+  int keep_alive_interval_s = 10;
   std::string log_level = "info";
 };
 
