@@ -134,9 +134,9 @@ void EngineLoop::TakeCommands() {
   const bool idle = scheduler_.num_running() + scheduler_.num_waiting() == 0 && outputs_.empty();
   if (idle) {
     std::optional<Command> command = commands_.Pop();
-    if (!command) return;
     throughput_log_.Restart(clock_.Now(), metrics_.num_prompt_tokens(),
                             metrics_.num_generation_tokens());
+    if (!command) return;
     Handle(std::move(*command));
   }
   while (std::optional<Command> command = commands_.TryPop()) Handle(std::move(*command));

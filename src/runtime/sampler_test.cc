@@ -253,6 +253,28 @@ TEST(Sampler, ATokenDependsOnSeedAndNumberAndNotOnTheBatch) {
   }
 }
 
+TEST(Sampler, TheTokensOfOneSeedAreDrawnAnew) {
+  request::Request request = MakeRequest({});
+  request.sampling.seed = 9;
+  const std::vector<float> logits = {1.0f, 1.0f};
+  Sampler sampler(2, {}, nullptr);
+  std::vector<int32_t> all = kPrompt;
+  int num_ones = 0, num_changes = 0;
+  for (int i = 0; i < 2000; ++i) {
+    request::SequenceResult result;
+    std::vector<request::SequenceResult*> results = {&result};
+    const std::vector<SampleRow> rows = {{logits, &request, all}};
+    sampler.Sample(rows, results);
+    const int32_t token_id = result.sampled_token_ids.at(0);
+    num_ones += token_id;
+    num_changes += token_id != all.back() ? 1 : 0;
+    all.push_back(token_id);
+  }
+  // Five standard deviations of 2000 fair coins.
+  EXPECT_NEAR(num_ones, 1000, 112);
+  EXPECT_NEAR(num_changes, 1000, 112);
+}
+
 TEST(Sampler, ALargeFlatVocabularyGivesTopPItsWholeNucleus) {
   // More than the first sorted part; every second token a little better.
   std::vector<float> logits(5000);
