@@ -55,24 +55,21 @@ const Fp8Table& Fp8Codes() {
   return table;
 }
 
-// e2m1 codes of a byte: of its 128 magnitudes so many round to each code when the values are N(0,
-// 2^2). Their mean square is 4 exactly.
-using Fp4Table = std::array<uint8_t, 256>;
-const Fp4Table& Fp4Codes() {
-  static const Fp4Table table = [] {
-    constexpr int kCounts[8] = {13, 25, 22, 19, 22, 17, 8, 2};
-    Fp4Table t{};
-    size_t next = 0;
-    for (uint8_t code = 0; code < 8; ++code) {
-      for (int i = 0; i < kCounts[code]; ++i, ++next) {
-        t[next] = code;
-        t[next + 128] = static_cast<uint8_t>(code | 8);
-      }
-    }
-    CHECK_EQ(next, 128u);
-    return t;
-  }();
-  return table;
+constexpr uint64_t EveryByte(uint8_t b) { return b * 0x0101010101010101ull; }
+
+// Eight e2m1 codes from eight bytes: bit 7 is the sign, the other bits are a magnitude m. As many
+// of its 128 values give each code as round to it when the values are N(0, 2^2); their mean square
+// is 4 exactly.
+inline uint32_t Fp4Codes(uint64_t h) {
+  constexpr uint8_t kFirstMagnitude[7] = {13, 38, 60, 79, 101, 118, 126};  // of the codes 1..7
+  const uint64_t magnitudes = h & EveryByte(0x7f);
+  uint64_t codes = (h >> 4) & EveryByte(0x08);
+  for (const uint8_t first : kFirstMagnitude) {
+    codes += ((magnitudes + EveryByte(static_cast<uint8_t>(128 - first))) >> 7) & EveryByte(1);
+  }
+  codes = (codes | (codes >> 4)) & 0x00ff00ff00ff00ffull;
+  codes = (codes | (codes >> 8)) & 0x0000ffff0000ffffull;
+  return static_cast<uint32_t>(codes | (codes >> 16));
 }
 
 }  // namespace
@@ -169,15 +166,7 @@ uint64_t SyntheticValues::Fp8Word(uint64_t word) const {
 }
 
 uint64_t SyntheticValues::Fp4Word(uint64_t word) const {
-  const Fp4Table& codes = Fp4Codes();
-  uint64_t packed = 0;
-  for (uint64_t half = 0; half < 2; ++half) {
-    const uint64_t h = Hash(2 * word + half);
-    for (uint64_t i = 0; i < 8; ++i) {
-      packed |= uint64_t{codes[(h >> (8 * i)) & 0xff]} << (32 * half + 4 * i);
-    }
-  }
-  return packed;
+  return Fp4Codes(Hash(2 * word)) | (uint64_t{Fp4Codes(Hash(2 * word + 1))} << 32);
 }
 
 uint64_t SyntheticValues::ScaleWord(uint64_t word) const {
