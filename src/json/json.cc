@@ -137,7 +137,9 @@ std::string PythonFloat(double value) {
   CHECK(error == std::errc());
   std::string_view text(buffer, static_cast<size_t>(end - buffer));
   const size_t e = text.find('e');
-  const int exponent = std::atoi(buffer + e + 1);
+  const char* exponent_text = buffer + e + 1;  // "+10", "-06"; no terminator follows
+  int exponent = 0;
+  std::from_chars(exponent_text + (*exponent_text == '+' ? 1 : 0), end, exponent);
   const bool negative = text.front() == '-';
   std::string digits;
   for (const char c : text.substr(0, e)) {

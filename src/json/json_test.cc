@@ -33,6 +33,12 @@ TEST(Json, PrintsStringsRawButForQuotesBackslashAndControls) {
             "{\"k\": \"é😀/\u2028\x7f\\u0001\\n\\\"\\\\\"}");
 }
 
+// A number's exponent ends with the number, whatever a longer one left in memory before.
+TEST(Json, PrintsAShortExponentAfterALongNumber) {
+  EXPECT_EQ(DumpPython(MustParse("[1.7976931348623157e308,1e-06,-1.25e-300,1e20]")),
+            "[1.7976931348623157e+308, 1e-06, -1.25e-300, 1e+20]");
+}
+
 TEST(Json, OfDuplicateKeysTheFirstPlaceAndTheLastValueStay) {
   EXPECT_EQ(Dump(MustParse(R"({"a":1,"b":2,"a":3,"c":4,"b":5})")), R"({"a":3,"b":5,"c":4})");
 }
