@@ -116,10 +116,21 @@ def long_runs():
             yield unit * length + "中" + unit * length + "."
 
 
+def up_to(limit, texts):
+    total = 0
+    for text in texts:
+        if total >= limit:
+            return
+        total += len(text.encode())
+        yield text
+
+
 def corpus(megabytes, added_tokens):
     rng = random.Random(20240607)
     limit = megabytes * 1_000_000
-    generated = list(long_runs()) + list(every_code_point())
+    crafted = list(long_runs()) + list(every_code_point())
+    rng.shuffle(crafted)
+    generated = list(up_to(limit * 0.4, crafted))
     generated += random_texts(rng, added_tokens, limit * 0.1)
     yield from generated
     total = sum(len(t.encode()) for t in generated)
