@@ -105,7 +105,10 @@ void ParseAttention(ConfigFields& f, ModelConfig& c) {
   }
   c.index_num_heads = Size(f, "index_n_heads", 1, kMaxHeads);
   c.index_topk = Size(f, "index_topk", 1, kMaxWidth);
-  c.index_head_dim = Size(f, "index_head_dim", 128, 128);
+  c.index_head_dim = Size(f, "index_head_dim", c.rope_dim, 128);
+  if (f.ok() && c.index_head_dim != 64 && c.index_head_dim != 128) {
+    f.Refuse("index_head_dim", "a power of two: 64 or 128");
+  }
 }
 
 void ParseRope(ConfigFields& f, ModelConfig& c) {
