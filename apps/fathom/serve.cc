@@ -1,6 +1,7 @@
+#include "apps/fathom/serve.h"
+
 #include <fmt/format.h>
 
-#include <csignal>
 #include <cstdlib>
 #include <thread>
 
@@ -62,16 +63,6 @@ api::ApiOptions MakeApiOptions(const ServeOptions& options, const ModelSession& 
   return out;
 }
 
-// Blocks SIGINT and SIGTERM in this thread and those it starts later; WaitForStop takes them.
-sigset_t BlockStopSignals() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGINT);
-  sigaddset(&signals, SIGTERM);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  return signals;
-}
-
 // Drains at the first signal; a second one ends the process at once.
 void StopGracefully(api::ApiServer& server, const sigset_t& signals, double drain_timeout_s) {
   int signal = 0;
@@ -88,16 +79,24 @@ void StopGracefully(api::ApiServer& server, const sigset_t& signals, double drai
 
 }  // namespace
 
-Status RunServe(const ServeOptions& options) {
-  SetLogLevel(ParseLogLevel(options.log_level));
-  const sigset_t signals = BlockStopSignals();
-  std::string model_name =
-      options.served_model_names.empty() ? options.model.model : options.served_model_names.front();
-  ASSIGN_OR_RETURN(const auto local,
-                   LocalEngine::Start(options.model, model_name, options.max_queue));
-  const ModelSession& session = local->session();
+sigset_t BlockStopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  return signals;
+}
+
+std::string ModelName(const ServeOptions& options) {
+  return options.served_model_names.empty() ? options.model.model
+                                            : options.served_model_names.front();
+}
+
+Status ServeUntilSignal(const ServeOptions& options, const ModelSession& session,
+                        engine::Engine& engine, MetricsRegistry& metrics, const sigset_t& signals) {
   RETURN_IF_ERROR(CheckSpeculativeMethod(options.speculative_method, session.config));
-  WarnAboutShortContext(options.default_chat_template_kwargs, local->engine().max_model_len());
+  WarnAboutShortContext(options.default_chat_template_kwargs, engine.max_model_len());
   api::ApiOptions api_options = MakeApiOptions(options, session);
   ASSIGN_OR_RETURN(api_options.default_sampling,
                    SamplingDefaults(options.use_generation_config ? session.folder : "",
@@ -107,13 +106,20 @@ Status RunServe(const ServeOptions& options) {
     LogWarning("listening on {} without --api-key: anyone who reaches it can use it", options.host);
   }
   const api::ModelInfo info{.root = options.model.model, .special_tokens = session.special_tokens};
-  ASSIGN_OR_RETURN(const auto server,
-                   api::StartApiServer(std::move(api_options), local->engine(), *session.tokenizer,
-                                       info, local->metrics()));
-  LogInfo("serving {} at http://{}:{}/v1, context {} tokens", model_name, options.host,
-          server->port(), local->engine().max_model_len());
+  ASSIGN_OR_RETURN(const auto server, api::StartApiServer(std::move(api_options), engine,
+                                                          *session.tokenizer, info, metrics));
+  LogInfo("serving {} at http://{}:{}/v1, context {} tokens", ModelName(options), options.host,
+          server->port(), engine.max_model_len());
   StopGracefully(*server, signals, options.drain_timeout_s);
   return OkStatus();
+}
+
+Status RunServe(const ServeOptions& options) {
+  SetLogLevel(ParseLogLevel(options.log_level));
+  const sigset_t signals = BlockStopSignals();
+  ASSIGN_OR_RETURN(const auto local,
+                   LocalEngine::Start(options.model, ModelName(options), options.max_queue));
+  return ServeUntilSignal(options, local->session(), local->engine(), local->metrics(), signals);
 }
 
 }  // namespace fathom::app

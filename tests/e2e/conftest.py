@@ -2,6 +2,7 @@ import pytest
 from openai import OpenAI
 
 from http_client import HttpClient
+from scripted_server import ScriptedServer
 from server_process import ServerProcess
 
 
@@ -27,3 +28,21 @@ def client(server) -> OpenAI:
 @pytest.fixture(scope="session")
 def model(client) -> str:
     return client.models.list().data[0].id
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory):
+    """The real server with a model that says what a test tells it to: `scripted.say("…")` first."""
+    process = ScriptedServer.start(tmp_path_factory.mktemp("scripted"))
+    yield process
+    process.stop()
+
+
+@pytest.fixture(scope="session")
+def scripted_http(scripted) -> HttpClient:
+    return HttpClient(scripted.port)
+
+
+@pytest.fixture(scope="session")
+def scripted_openai(scripted) -> OpenAI:
+    return OpenAI(base_url=scripted.url + "/v1", api_key="none", max_retries=0, timeout=60)

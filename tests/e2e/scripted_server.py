@@ -1,0 +1,41 @@
+"""The real server with a model that says what a test tells it to (scripted_server.cc)."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from server_process import BINARY, MODEL, ServerProcess, free_port
+
+SCRIPTED_BINARY = Path(os.environ.get("FATHOM_SCRIPTED", BINARY.parent / "scripted_server"))
+
+
+class ScriptedServer(ServerProcess):
+    @classmethod
+    def start(cls, folder: Path, *flags: str) -> ScriptedServer:
+        """Ready to answer; `folder` is empty and gets the script and the log."""
+        folder.mkdir(parents=True, exist_ok=True)
+        port = free_port()
+        script = folder / "script.json"
+        script.write_text('[{"say": "Hello there."}]')
+        process = cls([str(SCRIPTED_BINARY), "--script", str(script), str(MODEL), "--served-model-name", "scripted",
+                       "--port", str(port), *flags], port, folder / "log.txt")
+        process.script = script
+        try:
+            process.wait_until_ready(60)
+        except AssertionError:
+            process.stop()
+            raise
+        return process
+
+    def rules(self, rules: list[dict[str, Any]]) -> None:
+        """Of prompts that come from now on; the last rule that fits wins."""
+        new = self.script.with_suffix(".new")
+        new.write_text(json.dumps(rules))
+        new.replace(self.script)
+
+    def say(self, text: str, **fields: Any) -> None:
+        """Every prompt is answered with `text`; special tokens' text becomes their ids. See scripted_server.cc."""
+        self.rules([{"say": text, **fields}])
