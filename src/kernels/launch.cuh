@@ -1,0 +1,58 @@
+// LaunchKernel: the one way a CUDA kernel is enqueued. Kernels are launched with programmatic
+// dependent launch: a kernel may start while its predecessor in the stream still runs, so every
+// kernel calls WaitForPredecessor() on every thread before it touches memory that an earlier kernel
+// wrote or reads, and may call AllowSuccessor() at its start to let the next one get ready.
+// A launch that fails is a bug of ours (shapes are checked at load): it ends the process with the
+// kernel's file, the grid and CUDA's message.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "base/check.h"
+#include "device/device.h"
+
+namespace fathom::kernels {
+
+// Waits until all earlier kernels of the stream have ended and their writes are visible.
+__device__ __forceinline__ void WaitForPredecessor() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+__device__ __forceinline__ void AllowSuccessor() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+inline constexpr size_t kDefaultSharedBytes = 48 << 10;
+
+// `shared_bytes` of dynamic shared memory. Arguments convert to the kernel's parameter types.
+template <typename... Params, typename... Args>
+void LaunchKernel(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
+                  device::Stream& stream, Args&&... args) {
+  if (shared_bytes > kDefaultSharedBytes) {
+    CHECK_EQ(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(shared_bytes)),
+             cudaSuccess);
+  }
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream.native_handle());
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  const cudaError_t error =
+      cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...);
+  if (error == cudaSuccess) return;
+  const char* name = "?";
+  cudaFuncGetName(&name, reinterpret_cast<const void*>(kernel));
+  CheckFailed(__FILE__, __LINE__,
+              std::string(name) + " <<<(" + std::to_string(grid.x) + ", " + std::to_string(grid.y) +
+                  ", " + std::to_string(grid.z) + "), " + std::to_string(block.x) + ", " +
+                  std::to_string(shared_bytes) + ">>>: " + cudaGetErrorString(error));
+}
+
+}  // namespace fathom::kernels
