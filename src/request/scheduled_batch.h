@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "request/kv_transfers.h"
 #include "request/request.h"
 
 namespace fathom::request {
@@ -37,6 +38,9 @@ struct ScheduledSequence {
 struct ScheduledBatch {
   uint64_t step = 0;
   std::vector<ScheduledSequence> sequences;
+  KvTransfers transfers;
+  // A step may move memory only.
+  bool empty() const { return sequences.empty() && transfers.empty(); }
   int num_tokens() const {
     size_t n = 0;
     for (const ScheduledSequence& s : sequences) n += s.token_ids.size();
@@ -55,6 +59,7 @@ struct SequenceResult {
 struct StepResult {
   uint64_t step = 0;
   std::vector<SequenceResult> sequences;  // in the batch's order
+  std::vector<KvStoreEvent> store_events;  // for PrefixCache::OnStoreEvents
 };
 
 }  // namespace fathom::request
