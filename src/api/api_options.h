@@ -41,6 +41,7 @@ struct ApiOptions {
   request::SamplingParams default_sampling;
   std::optional<uint64_t> seed;  // of requests that bring none; unset: from the system
   std::chrono::milliseconds keep_alive_interval{10'000};  // comments on silent streams
+  size_t replay_bytes = size_t{64} << 20;  // for answers remembered as they were sampled
   RequestLimits limits;
   http::Limits http_limits;
 };

@@ -70,8 +70,12 @@ class ApiTestServer {
   // Every request is answered with `answer` (control tokens' text becomes their ids).
   explicit ApiTestServer(const std::string& answer = "Hello there.", ApiOptions options = {},
                          int64_t max_model_len = 4096)
-      : engine([ids = Ids(answer)](const request::Request&) { return ids; },
-               TestSpecialTokens().eos, max_model_len) {
+      : ApiTestServer([ids = Ids(answer)](const request::Request&) { return ids; },
+                      std::move(options), max_model_len) {}
+  // Every request is answered as the script says.
+  explicit ApiTestServer(ScriptedEngine::Script script, ApiOptions options = {},
+                         int64_t max_model_len = 4096)
+      : engine(std::move(script), TestSpecialTokens().eos, max_model_len) {
     options.port = 0;
     if (options.served_model_names.empty()) options.served_model_names = {"tiny", "alias/tiny"};
     auto started =

@@ -21,6 +21,13 @@ std::string_view KeyOf(const http::Request& request) {
 
 }  // namespace
 
+std::string CallerScope(const http::Request& request, std::string_view cache_salt) {
+  const std::string_view key = KeyOf(request);
+  std::array<unsigned char, SHA256_DIGEST_LENGTH> digest;
+  SHA256(reinterpret_cast<const unsigned char*>(key.data()), key.size(), digest.data());
+  return std::string(digest.begin(), digest.end()).append(cache_salt);
+}
+
 ApiKeys::Digest ApiKeys::Hash(std::string_view key) {
   Digest digest;
   SHA256(reinterpret_cast<const unsigned char*>(key.data()), key.size(), digest.data());

@@ -11,6 +11,10 @@
 
 namespace fathom::api {
 
+// What is kept for a caller is kept under this and found by nobody else: the digest of the key that
+// the request brings, right or wrong, and its cache salt.
+std::string CallerScope(const http::Request& request, std::string_view cache_salt);
+
 class ApiKeys {
  public:
   explicit ApiKeys(const std::vector<std::string>& keys);

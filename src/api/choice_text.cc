@@ -50,6 +50,7 @@ ChoiceDelta ChoiceText::Push(request::TokenEvent event) {
     if (!delta.finish) {
       delta.finish = ChoiceFinish{.is_length = is_length,
                                   .has_tool_calls = has_tool_calls_,
+                                  .dropped_calls = parser_ && parser_->dropped_calls(),
                                   .stop_string = std::nullopt,
                                   .stop_token_id = event.stop_token_id};
     }
@@ -94,6 +95,7 @@ void ChoiceText::PushContent(const std::string& content, ChoiceDelta* delta) {
   if (stops_.matched()) {
     delta->finish = ChoiceFinish{.is_length = false,
                                  .has_tool_calls = has_tool_calls_,
+                                 .dropped_calls = parser_ && parser_->dropped_calls(),
                                  .stop_string = stops_.matched(),
                                  .stop_token_id = std::nullopt};
   }

@@ -21,6 +21,7 @@ namespace fathom::api {
 struct ChoiceFinish {
   bool is_length = false;                  // else it stopped by itself
   bool has_tool_calls = false;             // complete ones
+  bool dropped_calls = false;              // calls beyond the first were left out
   std::optional<std::string> stop_string;  // the stop string that ended it
   std::optional<int32_t> stop_token_id;    // the end or stop id that ended it
 };

@@ -4,9 +4,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "api/api_options.h"
+#include "api/replay/replay_store.h"
 #include "base/metrics.h"
 #include "engine/engine.h"
 #include "text/tokenizer.h"
@@ -22,6 +24,7 @@ struct ServerContext {
   const int64_t start_time;  // Unix seconds
 
   std::atomic<bool> draining{false};
+  const std::unique_ptr<ReplayStore> replay = std::make_unique<ReplayStore>(options.replay_bytes);
 
   const std::string& default_model_name() const { return options.served_model_names.front(); }
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "text/chat_format.h"
 #include "text/chat_messages.h"
@@ -22,6 +23,10 @@ class PieceWriter {
     if (text.empty()) return;
     if (pieces_.empty() || pieces_.back().is_control) pieces_.emplace_back();
     pieces_.back().text += text;
+  }
+
+  void Sampled(std::vector<int32_t> ids) {
+    if (!ids.empty()) pieces_.push_back({"", true, std::move(ids)});
   }
 
   // Text of ours in which added tokens stand.
@@ -80,6 +85,7 @@ class Renderer {
   void RenderBlocks(const std::vector<ContentBlock>& blocks);
   void RenderTools(const ChatMessage& message);
   void RenderAssistant(int i);
+  bool RenderSampled(const SampledTurn& turn, bool after_think_begin);
   void RenderToolCall(const ToolCall& call);
   void RenderParameter(std::string_view name, bool is_string, std::string_view value);
   void RenderTransition(int i);
@@ -145,17 +151,33 @@ void Renderer::RenderTools(const ChatMessage& message) {
 void Renderer::RenderAssistant(int i) {
   const ChatMessage& message = messages_[i];
   const bool after_task = i > 0 && !messages_[i - 1].task.empty();
-  if (is_thinking_ && !after_task && (!drop_thinking_ || i > last_user_)) {
-    writer_.Plain(message.reasoning);
-    writer_.Control(kThinkEndToken);
-  }
-  writer_.Plain(message.content);
-  if (!message.tool_calls.empty()) {
-    writer_.Template("\n\n<｜DSML｜tool_calls>\n");
-    for (const ToolCall& call : message.tool_calls) RenderToolCall(call);
-    writer_.Template("</｜DSML｜tool_calls>");
+  const bool has_reasoning = is_thinking_ && !after_task && (!drop_thinking_ || i > last_user_);
+  if (message.sampled == nullptr || !RenderSampled(*message.sampled, has_reasoning)) {
+    if (has_reasoning) {
+      writer_.Plain(message.reasoning);
+      writer_.Control(kThinkEndToken);
+    }
+    writer_.Plain(message.content);
+    if (!message.tool_calls.empty()) {
+      writer_.Template("\n\n<｜DSML｜tool_calls>\n");
+      for (const ToolCall& call : message.tool_calls) RenderToolCall(call);
+      writer_.Template("</｜DSML｜tool_calls>");
+    }
   }
   if (!message.without_eos) writer_.Control(kEosToken);
+}
+
+// False when the turn's own ids cannot stand here: its reasoning is to be left out and has no end.
+bool Renderer::RenderSampled(const SampledTurn& turn, bool after_think_begin) {
+  const std::vector<int32_t>& ids = turn.token_ids;
+  if (after_think_begin) {
+    if (!turn.in_reasoning) writer_.Control(kThinkEndToken);
+    writer_.Sampled(ids);
+    return true;
+  }
+  if (!turn.answer_begin || *turn.answer_begin > ids.size()) return false;
+  writer_.Sampled({ids.begin() + static_cast<std::ptrdiff_t>(*turn.answer_begin), ids.end()});
+  return true;
 }
 
 // One invoke and the line break after it.
@@ -243,7 +265,7 @@ Result<std::string_view> EffortPrefix(const EncodeOptions& options) {
 Result<std::vector<PromptPiece>> EncodeMessages(const Value& messages,
                                                 const EncodeOptions& options) {
   ASSIGN_OR_RETURN(const std::string_view effort_prefix, EffortPrefix(options));
-  ASSIGN_OR_RETURN(auto turns, ReadMessages(messages, options.num_context));
+  ASSIGN_OR_RETURN(auto turns, ReadMessages(messages, options.num_context, options.sampled));
   SortToolResults(&turns);
   const bool has_tools =
       std::ranges::any_of(turns, [](const ChatMessage& m) { return m.tools != nullptr; });
@@ -297,15 +319,23 @@ std::vector<int32_t> TokenizePieces(const Tokenizer& tokenizer,
                                     const std::vector<PromptPiece>& pieces,
                                     bool raw_special_tokens) {
   std::vector<int32_t> ids;
-  if (raw_special_tokens) {
-    tokenizer.Encode(JoinPieces(pieces), Tokenizer::AddedTokens::kMatch, &ids);
-    return ids;
-  }
+  std::string raw;  // since the last sampled piece
   for (const PromptPiece& piece : pieces) {
-    tokenizer.Encode(
-        piece.text,
-        piece.is_control ? Tokenizer::AddedTokens::kMatch : Tokenizer::AddedTokens::kAsPlain, &ids);
+    const bool is_sampled = !piece.sampled_ids.empty();
+    if (raw_special_tokens) {
+      raw += piece.text;
+      if (is_sampled) {
+        tokenizer.Encode(std::exchange(raw, ""), Tokenizer::AddedTokens::kMatch, &ids);
+      }
+    } else {
+      tokenizer.Encode(
+          piece.text,
+          piece.is_control ? Tokenizer::AddedTokens::kMatch : Tokenizer::AddedTokens::kAsPlain,
+          &ids);
+    }
+    ids.insert(ids.end(), piece.sampled_ids.begin(), piece.sampled_ids.end());
   }
+  tokenizer.Encode(raw, Tokenizer::AddedTokens::kMatch, &ids);
   return ids;
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "json/json.h"
+#include "text/sampled_turn.h"
 #include "text/tokenizer.h"
 
 namespace fathom::text {
@@ -26,14 +27,18 @@ struct EncodeOptions {
   EffortProfile profile = EffortProfile::kPreview;
   // So many messages were rendered before: only what follows them is, without BOS.
   size_t num_context = 0;
+  // Turns that are rendered as they were sampled: assistant messages whose field `sampled` is an
+  // index into this (null: there are none).
+  const SampledTurns* sampled = nullptr;
 };
 
 // A piece of the prompt. Control pieces are each the text of one added token, written by us; the
-// others are all text between, ours and others', uncut so that it tokenizes as in the whole.
-// Concatenated they are the prompt.
+// others are all text between, ours and others', uncut so that it tokenizes as in the whole, or
+// tokens as they were sampled. Concatenated they are the prompt.
 struct PromptPiece {
   std::string text;
   bool is_control = false;
+  std::vector<int32_t> sampled_ids = {};  // not empty: the piece is these and has no text
 };
 
 // `messages`: an array of objects in the encoder's own terms: role (system, user, assistant, tool,
@@ -52,11 +57,12 @@ Status AttachTools(const json::Value& tools, json::Value* messages);
 // they are.
 json::Value KeepPromptFields(const json::Value& tools);
 
+// The prompt's text, but for sampled pieces.
 std::string JoinPieces(const std::vector<PromptPiece>& pieces);
 
 // Text from outside never becomes an added token, unless raw_special_tokens: then the prompt is
-// encoded in one go, as the official code does. Both give the same ids when no outside text
-// contains an added token.
+// encoded in one go, as the official code does (but for sampled pieces). Both give the same ids
+// when no outside text contains an added token.
 std::vector<int32_t> TokenizePieces(const Tokenizer& tokenizer,
                                     const std::vector<PromptPiece>& pieces,
                                     bool raw_special_tokens);

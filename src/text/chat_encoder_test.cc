@@ -110,6 +110,44 @@ TEST(ChatEncoder, E0OfficialKnowsLowHighAndMax) {
 
 // R1 to R29 are the rules of the official encoder in the order in which it applies them.
 
+// Turns as they were sampled.
+
+TEST(ChatEncoder, PutsASampledTurnsOwnIdsInPlaceOfItsText) {
+  const SampledTurns turns = {std::make_shared<SampledTurn>(
+      SampledTurn{.token_ids = {7, 8, 9, 10}, .in_reasoning = true, .answer_begin = 3})};
+  const std::string messages = R"([{"role":"system","content":"s","tools":[{"name":"f"}]},
+      {"role":"user","content":"a"},
+      {"role":"assistant","content":"not seen","reasoning":"nor this","sampled":0},
+      {"role":"user","content":"b"}])";
+  const auto ids = [&](ThinkingMode mode) {
+    std::vector<std::vector<int32_t>> out;
+    for (const PromptPiece& piece : Pieces(messages, {.mode = mode, .sampled = &turns})) {
+      EXPECT_EQ(piece.text.find("not seen"), std::string::npos);
+      EXPECT_EQ(piece.text.find("nor this"), std::string::npos);
+      if (!piece.sampled_ids.empty()) out.push_back(piece.sampled_ids);
+    }
+    return out;
+  };
+  EXPECT_EQ(ids(ThinkingMode::kThinking), (std::vector<std::vector<int32_t>>{{7, 8, 9, 10}}));
+  EXPECT_EQ(ids(ThinkingMode::kChat), (std::vector<std::vector<int32_t>>{{10}}));
+}
+
+TEST(ChatEncoder, ClosesTheReasoningThatASampledTurnDidNotHave) {
+  const SampledTurns turns = {std::make_shared<SampledTurn>(SampledTurn{.token_ids = {7}})};
+  EXPECT_EQ(Encode(R"([{"role":"user","content":"a"},{"role":"assistant","sampled":0}])",
+                   {.mode = ThinkingMode::kThinking, .sampled = &turns}),
+            "[BOS][U]a[A]<think></think>[EOS]");
+}
+
+TEST(ChatEncoder, RendersTheTextOfASampledTurnWhoseReasoningHasNoEndToLeaveOut) {
+  const SampledTurns turns = {std::make_shared<SampledTurn>(
+      SampledTurn{.token_ids = {7}, .in_reasoning = true, .answer_begin = std::nullopt})};
+  EXPECT_EQ(
+      Encode(R"([{"role":"user","content":"a"},{"role":"assistant","content":"x","sampled":0}])",
+             {.mode = ThinkingMode::kChat, .sampled = &turns}),
+      "[BOS][U]a[A]</think>x[EOS]");
+}
+
 TEST(ChatEncoder, R1MessagesFollowBosWithNothingBetween) {
   EXPECT_EQ(Encode("[]", kThinking), "[BOS]");
   EXPECT_EQ(Encode(R"([{"role":"system","content":"s"},{"role":"user","content":"u"}])", kChat),

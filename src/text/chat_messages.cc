@@ -29,8 +29,8 @@ bool IsAbsent(const Value* value) { return value == nullptr || value->is_null();
 // Reads one message object; `where` is its place, for errors.
 class MessageReader {
  public:
-  MessageReader(const Value& object, std::string where)
-      : object_(object), where_(std::move(where)) {}
+  MessageReader(const Value& object, std::string where, const SampledTurns* sampled)
+      : object_(object), where_(std::move(where)), sampled_(sampled) {}
 
   Result<ChatMessage> Read() {
     if (!object_.is_object()) return InvalidArgument(where_ + ": expected an object");
@@ -140,6 +140,13 @@ class MessageReader {
       if (!without_eos->is_bool()) return InvalidArgument(where_ + ".wo_eos: expected a boolean");
       message->without_eos = without_eos->AsBool();
     }
+    if (const Value* sampled = object_.Find("sampled"); sampled_ != nullptr && sampled != nullptr) {
+      const auto idx = sampled->is_number() ? sampled->ToInt64() : std::nullopt;
+      if (!idx || *idx < 0 || *idx >= static_cast<int64_t>(sampled_->size())) {
+        return InvalidArgument(where_ + ".sampled: expected an index");
+      }
+      message->sampled = (*sampled_)[static_cast<size_t>(*idx)].get();
+    }
     const Value* calls = object_.Find("tool_calls");
     if (IsAbsent(calls)) return OkStatus();
     if (!calls->is_array()) return InvalidArgument(where_ + ".tool_calls: expected a list");
@@ -181,6 +188,7 @@ class MessageReader {
 
   const Value& object_;
   const std::string where_;
+  const SampledTurns* const sampled_;
 };
 
 // Where a user or tool message goes: into the user turn before it, or null when it starts a turn.
@@ -205,12 +213,14 @@ Status CheckUserContent(const std::vector<ChatMessage>& messages) {
 
 }  // namespace
 
-Result<std::vector<ChatMessage>> ReadMessages(const Value& messages, size_t num_context) {
+Result<std::vector<ChatMessage>> ReadMessages(const Value& messages, size_t num_context,
+                                              const SampledTurns* sampled) {
   if (!messages.is_array()) return InvalidArgument("messages: expected a list");
   std::vector<ChatMessage> merged;
   for (size_t i = 0; i < messages.items().size(); ++i) {
-    ASSIGN_OR_RETURN(ChatMessage message,
-                     MessageReader(messages.items()[i], fmt::format("messages[{}]", i)).Read());
+    ASSIGN_OR_RETURN(
+        ChatMessage message,
+        MessageReader(messages.items()[i], fmt::format("messages[{}]", i), sampled).Read());
     message.is_context = i < num_context;
     const bool is_user_part = message.role == Role::kUser || message.role == Role::kTool;
     ChatMessage* turn = is_user_part ? OpenTurn(&merged, message) : nullptr;

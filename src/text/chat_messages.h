@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "json/json.h"
+#include "text/sampled_turn.h"
 
 namespace fathom::text {
 
@@ -33,6 +34,7 @@ struct ChatMessage {
   std::vector<ContentBlock> blocks;  // of a user turn
   std::string reasoning;
   std::vector<ToolCall> tool_calls;
+  const SampledTurn* sampled = nullptr;          // null: rendered from its text
   const json::Value* tools = nullptr;            // null when absent or empty
   const json::Value* response_format = nullptr;  // likewise
   std::string task;                              // empty: none
@@ -42,7 +44,9 @@ struct ChatMessage {
 
 // The messages in their order, checked. The first `num_context` of them are marked. Tool messages
 // and consecutive users become one user turn (within context and within the rest, not across).
-Result<std::vector<ChatMessage>> ReadMessages(const json::Value& messages, size_t num_context);
+// `sampled`: what an assistant's field of that name is an index of; outlives the result.
+Result<std::vector<ChatMessage>> ReadMessages(const json::Value& messages, size_t num_context,
+                                              const SampledTurns* sampled = nullptr);
 
 // Puts the tool results of each user turn into the order of the calls they answer.
 void SortToolResults(std::vector<ChatMessage>* messages);

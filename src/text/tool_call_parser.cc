@@ -302,7 +302,11 @@ void ToolCallParser::BeginCall(const std::string& name) {
   block_has_call_ = true;
   block_text_.clear();
   in_ignored_call_ = !options_.parallel && num_calls_ > 0;
-  if (!in_ignored_call_) ++num_calls_;
+  if (in_ignored_call_) {
+    dropped_calls_ = true;
+  } else {
+    ++num_calls_;
+  }
   const auto schema = std::ranges::find(options_.tools, name, &ToolSchema::name);
   schema_ = schema != options_.tools.end() ? &*schema : nullptr;
   wrote_parameter_ = false;

@@ -60,6 +60,8 @@ class ToolCallParser {
 
   bool in_reasoning() const { return state_ == State::kText && in_reasoning_; }
   int num_tool_calls() const { return num_calls_; }
+  // A call was left out, since only the first one counts.
+  bool dropped_calls() const { return dropped_calls_; }
 
  private:
   enum class State {
@@ -114,6 +116,7 @@ class ToolCallParser {
 
   int num_calls_ = 0;
   bool in_ignored_call_ = false;
+  bool dropped_calls_ = false;
   const ToolSchema* schema_ = nullptr;  // of the call at hand, if known
   bool wrote_parameter_ = false;
   std::unordered_set<std::string> seen_;  // names of the call's parameters

@@ -18,6 +18,11 @@ std::vector<int32_t> OwnStopIds(const ServerContext& context) {
   return {special.eos, special.user, special.assistant};
 }
 
+ReplayRecorder MakeRecorder(const ServerContext& context, const ChatAnswerSpec& spec) {
+  return {*context.replay, spec.replay_scope, spec.in_reasoning,
+          context.model.special_tokens.think_end};
+}
+
 Value LogprobsJson(std::vector<Value> entries) {
   return Value::Object({{"content", Value::Array(std::move(entries))}});
 }
@@ -43,8 +48,11 @@ ChatStreamAnswer::ChatStreamAnswer(const ServerContext& context, ChatAnswerSpec 
       spec_(std::move(spec)),
       format_(context.tokenizer, spec_.params.return_tokens_as_token_ids),
       stream_(std::move(writer), spec_.envelope, spec_.params),
-      usage_(static_cast<int64_t>(spec_.prompt_ids.size()), NumChoices(spec_), NumChoices(spec_)),
-      choices_(NumChoices(spec_)) {}
+      usage_(static_cast<int64_t>(spec_.prompt_ids.size()), NumChoices(spec_), NumChoices(spec_)) {
+  for (size_t i = 0; i < NumChoices(spec_); ++i) {
+    choices_.push_back({.recorder = MakeRecorder(context_, spec_)});
+  }
+}
 
 void ChatStreamAnswer::AddChunk(size_t choice_idx, Value delta, const ChoiceFinish* finish) {
   Choice& choice = choices_[choice_idx];
@@ -60,7 +68,8 @@ void ChatStreamAnswer::AddChunk(size_t choice_idx, Value delta, const ChoiceFini
   stream_.Add(json, usage_);
 }
 
-std::optional<Value> ChatStreamAnswer::DeltaOf(const text::OutputEvent& event) const {
+std::optional<Value> ChatStreamAnswer::DeltaOf(const text::OutputEvent& event,
+                                               Choice* choice) const {
   using Kind = text::OutputEvent::Kind;
   Value delta = Value::Object();
   switch (event.kind) {
@@ -74,8 +83,10 @@ std::optional<Value> ChatStreamAnswer::DeltaOf(const text::OutputEvent& event) c
     case Kind::kToolCallBegin:
     case Kind::kArguments: {
       const bool begins = event.kind == Kind::kToolCallBegin;
+      const std::string id = begins ? NewToolCallId() : "";
+      if (begins) choice->recorder.AddKey(id);
       Value call =
-          begins ? ToolCallJson(NewToolCallId(), event.text, "")
+          begins ? ToolCallJson(id, event.text, "")
                  : Value::Object({{"function", Value::Object({{"arguments", Text(event.text)}})}});
       call.Set("index", Integer(event.tool_call_idx));
       delta.Set("tool_calls", Value::Array({std::move(call)}));
@@ -108,8 +119,11 @@ void ChatStreamAnswer::OnDelta(size_t choice_idx, const ChoiceText& text, Choice
     choice.logprobs.push_back(std::move(entry));
   choice.token_ids.insert(choice.token_ids.end(), delta.token_ids.begin(), delta.token_ids.end());
   for (const text::OutputEvent& event : delta.events) {
-    if (std::optional<Value> seen = DeltaOf(event)) AddChunk(choice_idx, *std::move(seen), nullptr);
+    if (std::optional<Value> seen = DeltaOf(event, &choice)) {
+      AddChunk(choice_idx, *std::move(seen), nullptr);
+    }
   }
+  choice.recorder.Add(delta);
   if (delta.finish) {
     ++num_finished_;
     AddChunk(choice_idx, Value::Object(), &*delta.finish);
@@ -124,13 +138,21 @@ ChatWholeAnswer::ChatWholeAnswer(const ServerContext& context, ChatAnswerSpec sp
       spec_(std::move(spec)),
       format_(context.tokenizer, spec_.params.return_tokens_as_token_ids),
       writer_(std::move(writer)),
-      usage_(static_cast<int64_t>(spec_.prompt_ids.size()), NumChoices(spec_), NumChoices(spec_)),
-      choices_(NumChoices(spec_)) {}
+      usage_(static_cast<int64_t>(spec_.prompt_ids.size()), NumChoices(spec_), NumChoices(spec_)) {
+  for (size_t i = 0; i < NumChoices(spec_); ++i) {
+    choices_.push_back({.recorder = MakeRecorder(context_, spec_)});
+  }
+}
 
 void ChatWholeAnswer::OnDelta(size_t choice_idx, const ChoiceText& text, ChoiceDelta delta) {
   Choice& choice = choices_[choice_idx];
   usage_.Update(choice_idx, text);
   choice.message.Add(delta.events);
+  while (choice.call_ids.size() < choice.message.tool_calls.size()) {
+    choice.call_ids.push_back(NewToolCallId());
+    choice.recorder.AddKey(choice.call_ids.back());
+  }
+  choice.recorder.Add(delta);
   for (Value& entry : format_.ChatEntries(delta.logprobs))
     choice.logprobs.push_back(std::move(entry));
   choice.token_ids.insert(choice.token_ids.end(), delta.token_ids.begin(), delta.token_ids.end());
@@ -141,7 +163,8 @@ void ChatWholeAnswer::OnDelta(size_t choice_idx, const ChoiceText& text, ChoiceD
   if (++num_finished_ == choices_.size()) Send();
 }
 
-Value ChatWholeAnswer::MessageJson(const text::OutputMessage& parsed) const {
+Value ChatWholeAnswer::MessageJson(const Choice& choice) const {
+  const text::OutputMessage& parsed = choice.message;
   const bool no_content =
       parsed.content.empty() && (!parsed.reasoning.empty() || !parsed.tool_calls.empty());
   Value message =
@@ -151,8 +174,9 @@ Value ChatWholeAnswer::MessageJson(const text::OutputMessage& parsed) const {
   if (spec_.has_reasoning_field) SetReasoning(parsed.reasoning, &message);
   if (parsed.tool_calls.empty()) return message;
   std::vector<Value> calls;
-  for (const text::OutputMessage::ToolCall& call : parsed.tool_calls) {
-    calls.push_back(ToolCallJson(NewToolCallId(), call.name, call.arguments));
+  for (size_t i = 0; i < parsed.tool_calls.size(); ++i) {
+    const text::OutputMessage::ToolCall& call = parsed.tool_calls[i];
+    calls.push_back(ToolCallJson(choice.call_ids[i], call.name, call.arguments));
   }
   message.Set("tool_calls", Value::Array(std::move(calls)));
   return message;
@@ -162,7 +186,7 @@ Value ChatWholeAnswer::ChoiceJson(size_t choice_idx) const {
   const Choice& choice = choices_[choice_idx];
   Value json = Value::Object(
       {{"index", Integer(static_cast<int64_t>(choice_idx))},
-       {"message", MessageJson(choice.message)},
+       {"message", MessageJson(choice)},
        {"logprobs", spec_.params.sampling.num_logprobs ? LogprobsJson(choice.logprobs) : Value()},
        {"finish_reason", Text(FinishReasonText(choice.finish))},
        {"stop_reason", StopReason(choice.finish, OwnStopIds(context_))}});

@@ -13,6 +13,7 @@
 #include "api/openai/answer_format.h"
 #include "api/openai/chunk_stream.h"
 #include "api/openai/logprobs_format.h"
+#include "api/replay/recorder.h"
 #include "api/server_context.h"
 
 namespace fathom::api::openai {
@@ -23,6 +24,8 @@ struct ChatAnswerSpec {
   bool has_reasoning_field = false;  // the request thinks, and wants to see it
   std::string echo;                  // goes before the content
   std::vector<int32_t> prompt_ids;
+  std::string replay_scope;  // empty: the answer goes on with a given text and is not remembered
+  bool in_reasoning = false;
 };
 
 class ChatStreamAnswer final : public GenerationListener {
@@ -37,11 +40,12 @@ class ChatStreamAnswer final : public GenerationListener {
  private:
   struct Choice {
     bool started = false;
-    std::vector<json::Value> logprobs;  // for the next chunk
-    std::vector<int32_t> token_ids;     // for the next chunk
+    std::vector<json::Value> logprobs = {};  // for the next chunk
+    std::vector<int32_t> token_ids = {};     // for the next chunk
+    ReplayRecorder recorder;
   };
   // What the client sees of an event; nothing for one that has no text of its own.
-  std::optional<json::Value> DeltaOf(const text::OutputEvent& event) const;
+  std::optional<json::Value> DeltaOf(const text::OutputEvent& event, Choice* choice) const;
   void Start(size_t choice_idx);
   // One chunk; takes the choice's waiting logprobs and token ids along.
   void AddChunk(size_t choice_idx, json::Value delta, const ChoiceFinish* finish);
@@ -65,12 +69,14 @@ class ChatWholeAnswer final : public GenerationListener {
 
  private:
   struct Choice {
-    text::OutputMessage message;
-    std::vector<json::Value> logprobs;
-    std::vector<int32_t> token_ids;
-    ChoiceFinish finish;
+    text::OutputMessage message = {};
+    std::vector<json::Value> logprobs = {};
+    std::vector<int32_t> token_ids = {};
+    std::vector<std::string> call_ids = {};
+    ChoiceFinish finish = {};
+    ReplayRecorder recorder;
   };
-  json::Value MessageJson(const text::OutputMessage& parsed) const;
+  json::Value MessageJson(const Choice& choice) const;
   json::Value ChoiceJson(size_t choice_idx) const;
   void Send();
 

@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "api/auth.h"
 #include "api/openai/chat_answer.h"
 #include "api/openai/chat_request.h"
 #include "api/openai/generation_start.h"
@@ -16,7 +17,8 @@ MaybeError AnswerChat(const ServerContext& context, const http::Request& http_re
   if (!body.ok()) return body.error();
   Parsed<ChatRequest> request = ParseChatRequest(*body, context);
   if (!request.ok()) return request.error();
-  Parsed<std::vector<int32_t>> prompt = EncodePrompt(*request, context);
+  const std::string replay_scope = CallerScope(http_request, request->params.cache_salt);
+  Parsed<std::vector<int32_t>> prompt = EncodePrompt(*request, context, replay_scope);
   if (!prompt.ok()) return prompt.error();
   const Parsed<int> max_tokens =
       FitPrompt({.max_tokens = request->params.max_tokens,
@@ -27,8 +29,9 @@ MaybeError AnswerChat(const ServerContext& context, const http::Request& http_re
   if (!max_tokens.ok()) return max_tokens.error();
 
   const GenerationParams& params = request->params;
+  const bool in_reasoning = prompt->back() == context.model.special_tokens.think_begin;
   const text::ToolCallParser::Options parser{
-      .in_reasoning = prompt->back() == context.model.special_tokens.think_begin,
+      .in_reasoning = in_reasoning,
       .parse_tool_calls = request->tool_use.parse_calls,
       .parallel = request->tool_use.parallel,
       .tools = text::ReadToolSchemas(request->tool_use.tools)};
@@ -45,7 +48,9 @@ MaybeError AnswerChat(const ServerContext& context, const http::Request& http_re
       .has_reasoning_field =
           request->include_reasoning && request->thinking.mode == text::ThinkingMode::kThinking,
       .echo = params.echo ? request->conversation.last_content : "",
-      .prompt_ids = *std::move(prompt)};
+      .prompt_ids = *std::move(prompt),
+      .replay_scope = request->conversation.continues_last ? "" : replay_scope,
+      .in_reasoning = in_reasoning};
   if (!stream) {
     auto answer = std::make_shared<ChatWholeAnswer>(context, std::move(spec), writer);
     return std::make_shared<Generation>(&context.engine, std::move(choices), writer,

@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "api/replay/restore.h"
+
 namespace fathom::api::openai {
 namespace {
 
@@ -74,9 +76,10 @@ Parsed<ChatRequest> ParseChatRequest(const json::Value& body, const ServerContex
   return request;
 }
 
-Parsed<std::vector<int32_t>> EncodePrompt(const ChatRequest& request,
-                                          const ServerContext& context) {
+Parsed<std::vector<int32_t>> EncodePrompt(const ChatRequest& request, const ServerContext& context,
+                                          std::string_view replay_scope) {
   json::Value messages = request.conversation.messages;
+  const text::SampledTurns sampled = RestoreSampledTurns(*context.replay, replay_scope, &messages);
   if (!request.tool_use.tools.items().empty()) {
     if (const Status status = text::AttachTools(request.tool_use.tools, &messages); !status.ok()) {
       return FromStatus(status);
@@ -86,7 +89,8 @@ Parsed<std::vector<int32_t>> EncodePrompt(const ChatRequest& request,
       text::EncodeMessages(messages, {.mode = request.thinking.mode,
                                       .drop_thinking = request.thinking.drop_thinking,
                                       .effort = request.thinking.effort,
-                                      .profile = context.options.effort_profile});
+                                      .profile = context.options.effort_profile,
+                                      .sampled = &sampled});
   if (!pieces.ok()) return FromStatus(pieces.status());
   return text::TokenizePieces(context.tokenizer, *pieces, context.options.raw_special_tokens);
 }

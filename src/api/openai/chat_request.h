@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "api/generation_params.h"
@@ -26,7 +27,8 @@ struct ChatRequest {
 Parsed<ChatRequest> ParseChatRequest(const json::Value& body, const ServerContext& context);
 
 // The token ids of the prompt. Text that came from outside never becomes control tokens, unless the
-// server says so.
-Parsed<std::vector<int32_t>> EncodePrompt(const ChatRequest& request, const ServerContext& context);
+// server says so. Assistant turns that were sampled within `replay_scope` stand as they were.
+Parsed<std::vector<int32_t>> EncodePrompt(const ChatRequest& request, const ServerContext& context,
+                                          std::string_view replay_scope);
 
 }  // namespace fathom::api::openai

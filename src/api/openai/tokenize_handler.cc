@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "api/auth.h"
 #include "api/openai/answer_format.h"
 #include "api/openai/chat_request.h"
 #include "api/openai/completion_request.h"
@@ -13,12 +14,13 @@ namespace {
 using json::Value;
 
 // The ids of a chat ("messages" and the fields that shape its prompt) or of a text ("prompt").
-Parsed<std::vector<int32_t>> EncodeEither(const Value& body, const ServerContext& context) {
+Parsed<std::vector<int32_t>> EncodeEither(const Value& body, const ServerContext& context,
+                                          const http::Request& http_request) {
   FieldReader fields(body);
   if (fields.Find("messages") != nullptr) {
     Parsed<ChatRequest> request = ParseChatRequest(body, context);
     if (!request.ok()) return request.error();
-    return EncodePrompt(*request, context);
+    return EncodePrompt(*request, context, CallerScope(http_request, request->params.cache_salt));
   }
   Parsed<std::string> model = ReadModelName(&fields, context);
   if (!model.ok()) return model.error();
@@ -32,7 +34,7 @@ Parsed<std::vector<int32_t>> EncodeEither(const Value& body, const ServerContext
 Parsed<Value> Tokenize(const ServerContext& context, const http::Request& request) {
   Parsed<Value> body = ReadJsonObject(request, context.options.limits.json);
   if (!body.ok()) return body.error();
-  Parsed<std::vector<int32_t>> ids = EncodeEither(*body, context);
+  Parsed<std::vector<int32_t>> ids = EncodeEither(*body, context, request);
   if (!ids.ok()) return ids.error();
   FieldReader fields(*body);
   const bool with_strings = fields.Bool("return_token_strs").value_or(false);
