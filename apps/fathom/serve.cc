@@ -57,9 +57,10 @@ api::ApiOptions MakeApiOptions(const ServeOptions& options, const ModelSession& 
   out.effort_profile = ResolveEffortProfile(options.effort_profile, session.folder, session.config);
   out.raw_special_tokens = options.raw_special_tokens;
   if (options.model.seed != 0) out.seed = options.model.seed;
-  out.limits.max_logprobs = options.max_logprobs;
+  out.limits = options.limits;
   out.keep_alive_interval = std::chrono::seconds(options.keep_alive_interval_s);
-  out.http_limits.max_body_bytes = static_cast<size_t>(options.max_body_bytes);
+  out.http_limits = options.http_limits;
+  out.num_io_threads = options.num_io_threads;
   return out;
 }
 

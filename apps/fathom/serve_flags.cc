@@ -3,80 +3,21 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <map>
+
+#include "apps/fathom/flag_builders.h"
 
 namespace fathom::app {
 namespace {
 
-using Values = std::vector<std::string>;
-using Apply = std::function<Status(const Values&, ServeOptions&)>;
-
-template <typename T>
-Result<T> ParseNumber(const std::string& text, T low, T high, const char* flag) {
-  T out{};
-  const char* end = text.data() + text.size();
-  const auto [stopped, error] = std::from_chars(text.data(), end, out);
-  if (error != std::errc() || stopped != end || out < low || out > high) {
-    return InvalidArgument(
-        fmt::format("--{}: '{}' is not a number from {} to {}", flag, text, low, high));
-  }
-  return out;
-}
-
-// Bytes or tokens with an optional suffix: 1024, 32k, 1M, 4G (binary for k, M, G; vLLM reads them
-// so too).
-Result<int64_t> ParseSize(const std::string& text, const char* flag) {
-  int64_t scale = 1;
-  std::string digits = text;
-  if (!digits.empty()) {
-    switch (digits.back()) {
-      case 'k':
-      case 'K':
-        scale = int64_t{1} << 10;
-        break;
-      case 'm':
-      case 'M':
-        scale = int64_t{1} << 20;
-        break;
-      case 'g':
-      case 'G':
-        scale = int64_t{1} << 30;
-        break;
-      default:
-        break;
-    }
-    if (scale != 1) digits.pop_back();
-  }
-  ASSIGN_OR_RETURN(const int64_t n, ParseNumber<int64_t>(digits, 1, int64_t{1} << 50, flag));
-  if (n > (int64_t{1} << 50) / scale) {
-    return InvalidArgument(fmt::format("--{}: '{}' is too large", flag, text));
-  }
-  return n * scale;
-}
-
-template <typename T>
-Apply SetNumber(T ServeOptions::* member, T low, T high, const char* flag) {
-  return [=](const Values& values, ServeOptions& options) -> Status {
-    ASSIGN_OR_RETURN(options.*member, ParseNumber<T>(values[0], low, high, flag));
-    return OkStatus();
-  };
-}
+using Values = FlagValues;
+using Apply = ApplyFlag;
 
 template <typename T>
 Apply SetModelNumber(T ModelOptions::* member, T low, T high, const char* flag) {
   return [=](const Values& values, ServeOptions& options) -> Status {
     ASSIGN_OR_RETURN(options.model.*member, ParseNumber<T>(values[0], low, high, flag));
     return OkStatus();
-  };
-}
-
-// Takes one of the given values and does nothing with it.
-Apply OneOf(std::string flag, Values accepted) {
-  return [flag, accepted](const Values& values, ServeOptions&) -> Status {
-    if (std::find(accepted.begin(), accepted.end(), values[0]) != accepted.end()) return OkStatus();
-    return InvalidArgument(fmt::format("--{}: '{}' is not available; use {}", flag, values[0],
-                                       fmt::join(accepted, " or ")));
   };
 }
 
@@ -106,15 +47,6 @@ Apply OnlyOneRank(const char* flag) {
         "--{} {} is not available here: this build runs the model on one device; use --{} 1", flag,
         n, flag));
   };
-}
-
-Result<json::Value> ParseObject(const std::string& text, const char* flag) {
-  auto value = json::Parse(text);
-  if (!value.ok()) {
-    return InvalidArgument(fmt::format("--{}: {}", flag, value.status().message()));
-  }
-  if (!value->is_object()) return InvalidArgument(fmt::format("--{} expects a JSON object", flag));
-  return value;
 }
 
 Status ApplyKvCacheDType(const Values& values, ServeOptions&) {
@@ -178,93 +110,6 @@ Status ApplyOverrideGenerationConfig(const Values& values, ServeOptions& options
   ASSIGN_OR_RETURN(options.override_generation_config,
                    ParseObject(values[0], "override-generation-config"));
   return OkStatus();
-}
-
-ServeFlag Works(std::string name, std::string value_name, std::string help, Apply apply,
-                FlagKind kind = FlagKind::kValue) {
-  return {.name = std::move(name),
-          .kind = kind,
-          .effect = FlagEffect::kWorks,
-          .value_name = std::move(value_name),
-          .help = std::move(help),
-          .apply = std::move(apply)};
-}
-
-ServeFlag NoEffect(std::string name, FlagKind kind, std::string why, Apply apply = nullptr,
-                   bool negatable = false) {
-  return {.name = std::move(name),
-          .kind = kind,
-          .effect = FlagEffect::kNoEffect,
-          .value_name = "VALUE",
-          .help = std::move(why),
-          .negatable = negatable,
-          .apply = std::move(apply)};
-}
-
-ServeFlag Refused(std::string name, FlagKind kind, std::string why) {
-  Apply refuse = [name, why](const Values&, ServeOptions&) {
-    return InvalidArgument(fmt::format("--{} is not available: {}", name, why));
-  };
-  return {.name = name,
-          .kind = kind,
-          .effect = FlagEffect::kRefused,
-          .value_name = "VALUE",
-          .help = why,
-          .apply = std::move(refuse)};
-}
-
-void AddServerFlags(std::vector<ServeFlag>* flags) {
-  flags->push_back(Works("host", "ADDRESS",
-                         "address to listen on (default 127.0.0.1; 0.0.0.0 for all)",
-                         [](const Values& v, ServeOptions& o) {
-                           o.host = v[0];
-                           return OkStatus();
-                         }));
-  flags->push_back(Works("port", "PORT", "port to listen on (default 8000; 0 picks a free one)",
-                         SetNumber(&ServeOptions::port, 0, 65535, "port")));
-  flags->push_back(Works(
-      "served-model-name", "NAME…", "names the API answers to (default: as given)",
-      [](const Values& v, ServeOptions& o) {
-        o.served_model_names = v;
-        return OkStatus();
-      },
-      FlagKind::kList));
-  flags->push_back(Works(
-      "api-key", "KEY…", "keys that requests must bring (default: none needed)",
-      [](const Values& v, ServeOptions& o) {
-        o.api_keys = v;
-        return OkStatus();
-      },
-      FlagKind::kList));
-  flags->push_back(Works("max-body-bytes", "SIZE", "largest request body (default 64M)",
-                         [](const Values& v, ServeOptions& o) -> Status {
-                           ASSIGN_OR_RETURN(o.max_body_bytes, ParseSize(v[0], "max-body-bytes"));
-                           return OkStatus();
-                         }));
-  flags->push_back(Works("max-queue", "N", "requests that may wait; more get 429 (default 1024)",
-                         SetNumber(&ServeOptions::max_queue, 1, 1 << 20, "max-queue")));
-  flags->push_back(Works("max-logprobs", "N",
-                         "most top log-probabilities a request may ask for (default 20)",
-                         SetNumber(&ServeOptions::max_logprobs, 0, 1000, "max-logprobs")));
-  flags->push_back(Works("drain-timeout", "SECONDS",
-                         "after SIGTERM, how long running requests may finish (default 30)",
-                         [](const Values& v, ServeOptions& o) -> Status {
-                           ASSIGN_OR_RETURN(const int s,
-                                            ParseNumber<int>(v[0], 0, 86400, "drain-timeout"));
-                           o.drain_timeout_s = s;
-                           return OkStatus();
-                         }));
-  flags->push_back(
-      Works("keep-alive-interval", "SECONDS",
-            "a comment on a stream that is silent for so long (default 10)",
-            SetNumber(&ServeOptions::keep_alive_interval_s, 1, 3600, "keep-alive-interval")));
-  flags->push_back(Works("log-level", "LEVEL", "debug, info, warning or error (default info)",
-                         [](const Values& v, ServeOptions& o) -> Status {
-                           RETURN_IF_ERROR(
-                               OneOf("log-level", {"debug", "info", "warning", "error"})(v, o));
-                           o.log_level = v[0];
-                           return OkStatus();
-                         }));
 }
 
 void AddChatFlags(std::vector<ServeFlag>* flags) {
@@ -422,7 +267,7 @@ void AddExecutionFlags(std::vector<ServeFlag>* flags) {
 const std::vector<ServeFlag>& ServeFlags() {
   static const std::vector<ServeFlag> flags = [] {
     std::vector<ServeFlag> all;
-    AddServerFlags(&all);
+    AddApiFlags(&all);
     AddModelFlags(&all);
     AddChatFlags(&all);
     AddExecutionFlags(&all);

@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "api/api_options.h"
 #include "config/model_config.h"
+#include "http/limits.h"
 #include "json/json.h"
 #include "kv_cache/kv_layout.h"
 
@@ -35,6 +37,7 @@ struct ServeOptions {
   ModelOptions model;
   std::string host = "127.0.0.1";
   int port = 8000;
+  int num_io_threads = 2;
   std::vector<std::string> served_model_names;
   std::vector<std::string> api_keys;
   std::string effort_profile = "auto";
@@ -43,9 +46,9 @@ struct ServeOptions {
   bool use_generation_config = true;
   bool raw_special_tokens = false;
   std::string speculative_method;  // empty: none asked for
-  int max_logprobs = 20;
+  api::RequestLimits limits;
+  http::Limits http_limits;
   int max_queue = 1024;
-  int64_t max_body_bytes = int64_t{64} << 20;
   double drain_timeout_s = 30;
   int keep_alive_interval_s = 10;
   std::string log_level = "info";
