@@ -21,6 +21,8 @@ if(NOT FATHOM_CUDA STREQUAL "OFF")
       set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
     endif()
     set(CMAKE_CUDA_STANDARD 20)
+    # Constants of the shared headers are computed on both sides.
+    string(APPEND CMAKE_CUDA_FLAGS " --expt-relaxed-constexpr")
     set(FATHOM_HAS_CUDA ON)
   elseif(FATHOM_CUDA STREQUAL "ON")
     message(FATAL_ERROR "FATHOM_CUDA=ON but nvcc was not found: run scripts/setup --cuda, or set CUDACXX")

@@ -9,6 +9,7 @@
 #include <cuda_runtime.h>
 
 #include <string>
+#include <utility>
 
 #include "base/check.h"
 #include "device/device.h"
@@ -25,25 +26,28 @@ __device__ __forceinline__ void AllowSuccessor() {
 
 inline constexpr size_t kDefaultSharedBytes = 48 << 10;
 
+// Blocks of one cluster follow each other along x; grid.x is a multiple of `cluster`.
 // `shared_bytes` of dynamic shared memory. Arguments convert to the kernel's parameter types.
 template <typename... Params, typename... Args>
-void LaunchKernel(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
-                  device::Stream& stream, Args&&... args) {
+void LaunchClusters(void (*kernel)(Params...), dim3 grid, unsigned cluster, dim3 block,
+                    size_t shared_bytes, device::Stream& stream, Args&&... args) {
   if (shared_bytes > kDefaultSharedBytes) {
     CHECK_EQ(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(shared_bytes)),
              cudaSuccess);
   }
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {cluster, 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream.native_handle());
-  config.attrs = &overlap;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : 1;
   const cudaError_t error =
       cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...);
   if (error == cudaSuccess) return;
@@ -53,6 +57,12 @@ void LaunchKernel(void (*kernel)(Params...), dim3 grid, dim3 block, size_t share
               std::string(name) + " <<<(" + std::to_string(grid.x) + ", " + std::to_string(grid.y) +
                   ", " + std::to_string(grid.z) + "), " + std::to_string(block.x) + ", " +
                   std::to_string(shared_bytes) + ">>>: " + cudaGetErrorString(error));
+}
+
+template <typename... Params, typename... Args>
+void LaunchKernel(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
+                  device::Stream& stream, Args&&... args) {
+  LaunchClusters(kernel, grid, 1, block, shared_bytes, stream, std::forward<Args>(args)...);
 }
 
 }  // namespace fathom::kernels

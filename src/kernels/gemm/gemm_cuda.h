@@ -1,0 +1,55 @@
+// Weight products on a GPU: y[t, n] = sum over k of x[t, k] w[n, k] for weights in tiles
+// (weight_tiles.h) and activations in tiles (tiles.cuh). Several products that read the same or
+// different activations go in one launch; a block takes 64 or 128 rows of one of them. Sums are FP32:
+// within a block of 128 columns the tensor core's own for FP8, across blocks FP32; the result is
+// rounded once. With few tokens a cluster of blocks shares the columns and adds its parts in rank
+// order, so results repeat bit for bit.
+#pragma once
+
+#include <cstdint>
+
+#include "device/device.h"
+#include "kernels/gemm/weight_tiles.h"
+#include "kernels/tiles.cuh"
+
+namespace fathom::kernels {
+
+enum class GemmOutput : int32_t {
+  kBf16,      // row-major BF16
+  kF32,       // row-major FP32
+  kFp8Tiles,  // rounded to BF16, then FP8 per 128 columns of y; w.rows is a multiple of 128
+};
+
+struct GemmProblem {
+  TiledMatrix w;
+  Fp8Tiles x_fp8;    // for kFp8 and kFp4
+  Bf16Tiles x_bf16;  // for kBf16 and kFp8AsBf16
+  // Rows of w are split evenly into groups; group g reads columns [g * cols, (g + 1) * cols) of x.
+  int groups = 1;
+  GemmOutput output = GemmOutput::kBf16;
+  void* y = nullptr;     // kBf16, kF32
+  int64_t y_stride = 0;  // values from token to token
+  Fp8Tiles y_fp8;
+};
+
+inline constexpr int kMaxGemmProblems = 6;
+
+struct GemmCudaParams {
+  GemmProblem problems[kMaxGemmProblems];
+  int num_problems = 0;
+  int64_t num_tokens = 0;  // x tiles hold at least this many, rounded up to PaddedTokens
+};
+
+// The rows that x tiles must hold for a number of tokens: what a block may read. Rows past
+// num_tokens hold any finite values.
+inline int64_t PaddedTokens(int64_t num_tokens) {
+  if (num_tokens <= 8) return 8;
+  if (num_tokens <= 16) return 16;
+  if (num_tokens <= 32) return 32;
+  if (num_tokens <= 64) return 64;
+  return (num_tokens + 127) / 128 * 128;
+}
+
+void Launch(const GemmCudaParams& params, device::Stream& stream);
+
+}  // namespace fathom::kernels

@@ -1,0 +1,162 @@
+// Weight products on a GPU against FP64 sums of the same values. The bound: one rounding to the
+// output's type, and for FP8 what the tensor core's accumulator drops, at most 4 * 2^-13 of a
+// block's magnitudes (its fraction has 13 bits; four steps a block).
+#include "kernels/gemm/gemm_cuda.h"
+
+#include <cmath>
+
+#include "kernels/cuda_testing.h"
+
+namespace fathom::kernels {
+namespace {
+
+WeightDType DTypeOf(TileKind kind) {
+  if (kind == TileKind::kBf16) return WeightDType::kBF16;
+  return kind == TileKind::kFp4 ? WeightDType::kFp4 : WeightDType::kFp8;
+}
+
+struct Case {
+  TileKind kind;
+  int64_t rows, cols;
+  int groups = 1;
+  GemmOutput output = GemmOutput::kBf16;
+};
+
+class GemmCudaTest : public CudaTest {
+ protected:
+  // A product with everything it needs on the GPU.
+  struct Problem {
+    TestMatrix w;
+    std::vector<float> x;  // [tokens, groups * cols]
+    std::vector<device::Buffer> buffers;
+    GemmProblem gemm;
+    device::Buffer y, y_scales;
+  };
+
+  device::Buffer& Keep(Problem& p, device::Buffer buffer) {
+    p.buffers.push_back(std::move(buffer));
+    return p.buffers.back();
+  }
+
+  Problem Make(const Case& c, int64_t tokens, uint32_t seed) {
+    Problem p;
+    p.w = RandomMatrix(DTypeOf(c.kind), c.rows, c.cols, seed);
+    WeightMatrix on_gpu = p.w.view;
+    on_gpu.data = Keep(p, Upload(p.w.data)).data();
+    on_gpu.scales = p.w.scales.empty() ? nullptr : As<uint8_t>(Keep(p, Upload(p.w.scales)));
+    const device::Buffer& tiles = Keep(p, Poisoned(TiledBytes(c.kind, c.rows, c.cols)));
+    p.gemm.w = LaunchTileWeights(on_gpu, c.kind, tiles.data(), *gpu_stream_);
+
+    const int64_t x_cols = c.cols * c.groups, rows = PaddedTokens(tokens);
+    const auto x = RandomActivations<BFloat16>(tokens * x_cols, seed + 1);
+    if (c.kind == TileKind::kFp8 || c.kind == TileKind::kFp4) {
+      const HostFp8Tiles host = MakeFp8Tiles(x, tokens, x_cols, rows);
+      p.x = host.values;
+      p.gemm.x_fp8 = {As<uint8_t>(Keep(p, Upload(host.codes))),
+                      As<float>(Keep(p, Upload(host.scales))), rows / 8};
+    } else {
+      p.x = Floats(x);
+      p.gemm.x_bf16 = {As<__nv_bfloat16>(Keep(p, Upload(MakeBf16Tiles(x, tokens, x_cols, rows)))),
+                       rows / 8};
+    }
+    p.gemm.groups = c.groups;
+    p.gemm.output = c.output;
+    p.y = Poisoned(rows * c.rows * 4);
+    p.y_scales = Poisoned(rows * c.rows / 128 * 4 + 16);
+    p.gemm.y = p.y.data();
+    p.gemm.y_stride = c.rows;
+    p.gemm.y_fp8 = {As<uint8_t>(p.y), As<float>(p.y_scales), rows / 8};
+    return p;
+  }
+
+  void Expect(const Case& c, Problem& p, int64_t tokens) {
+    const auto bytes = Download<uint8_t>(p.y);
+    const auto scales = Download<float>(p.y_scales);
+    const auto* y = bytes.data();
+    const double tensor_core = c.kind == TileKind::kFp8 || c.kind == TileKind::kFp4 ? 0x1p-11 : 0x1p-20;
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t n = 0; n < c.rows; ++n) {
+        const int64_t group = n / (c.rows / c.groups);
+        double sum = 0, magnitude = 0;
+        for (int64_t k = 0; k < c.cols; ++k) {
+          const double product =
+              double{p.x[static_cast<size_t>((t * c.groups + group) * c.cols + k)]} *
+              p.w.values[static_cast<size_t>(n * c.cols + k)];
+          sum += product;
+          magnitude += std::fabs(product);
+        }
+        double actual = 0, rounding = 0x1p-24;
+        if (c.output == GemmOutput::kF32) {
+          actual = reinterpret_cast<const float*>(y)[t * c.rows + n];
+        } else if (c.output == GemmOutput::kBf16) {
+          actual = ToFloat(reinterpret_cast<const BFloat16*>(y)[t * c.rows + n]);
+          rounding = 0x1p-8;
+        } else {
+          const int64_t row_groups = PaddedTokens(tokens) / 8;
+          const float scale = scales[static_cast<size_t>(n / 128 * row_groups * 8 + t)];
+          actual = Float8ToFloat(y[Fp8TileOffset(t, n, row_groups)]) * scale;
+          rounding = 0x1p-8 + 0x1p-4;
+          magnitude += scale * 0x1p-9 / tensor_core;  // half of the smallest code
+        }
+        ASSERT_LE(std::fabs(actual - sum), std::fabs(sum) * rounding + magnitude * tensor_core)
+            << "token " << t << " row " << n << " of " << tokens << " tokens, " << c.rows << " x "
+            << c.cols << " kind " << static_cast<int>(c.kind) << ": " << actual << " for " << sum;
+      }
+    }
+  }
+
+  void Check(const std::vector<Case>& cases, int64_t tokens) {
+    std::vector<Problem> problems;
+    for (size_t i = 0; i < cases.size(); ++i) {
+      problems.push_back(Make(cases[i], tokens, static_cast<uint32_t>(7 * i + 1)));
+    }
+    GemmCudaParams params;
+    for (const Problem& p : problems) params.problems[params.num_problems++] = p.gemm;
+    params.num_tokens = tokens;
+    Launch(params, *gpu_stream_);
+    for (size_t i = 0; i < cases.size(); ++i) Expect(cases[i], problems[i], tokens);
+  }
+};
+
+constexpr int64_t kTokenCounts[] = {1, 7, 8, 9, 16, 17, 33, 64, 65, 200};
+
+TEST_F(GemmCudaTest, Fp8TimesFp8) {
+  for (const int64_t tokens : kTokenCounts) {
+    Check({{TileKind::kFp8, 128, 256}}, tokens);
+    Check({{TileKind::kFp8, 192, 1024}}, tokens);  // an odd number of row tiles, split columns
+  }
+  Check({{TileKind::kFp8, 512, 4096}}, 3);
+  Check({{TileKind::kFp8, 256, 1152}}, 5);  // columns that do not split evenly
+}
+
+TEST_F(GemmCudaTest, Fp4TimesFp8) {
+  for (const int64_t tokens : kTokenCounts) Check({{TileKind::kFp4, 192, 512}}, tokens);
+  Check({{TileKind::kFp4, 256, 4096}}, 2);
+}
+
+TEST_F(GemmCudaTest, Bf16TimesBf16) {
+  for (const int64_t tokens : kTokenCounts) {
+    Check({{TileKind::kBf16, 4, 256, 1, GemmOutput::kF32}}, tokens);
+    Check({{TileKind::kBf16, 320, 1024, 1, GemmOutput::kF32}}, tokens);
+  }
+}
+
+TEST_F(GemmCudaTest, GroupsOfFp8TimesBf16) {
+  for (const int64_t tokens : kTokenCounts) {
+    Check({{TileKind::kFp8AsBf16, 256, 512, 2}}, tokens);
+    Check({{TileKind::kFp8AsBf16, 512, 1024, 4, GemmOutput::kFp8Tiles}}, tokens);
+  }
+}
+
+TEST_F(GemmCudaTest, SeveralProductsInOneLaunch) {
+  for (const int64_t tokens : {1, 20, 150}) {
+    Check({{TileKind::kFp8, 128, 1024},
+           {TileKind::kBf16, 64, 1024},
+           {TileKind::kBf16, 320, 1024, 1, GemmOutput::kF32},
+           {TileKind::kFp8, 64, 1024}},
+          tokens);
+  }
+}
+
+}  // namespace
+}  // namespace fathom::kernels
