@@ -17,6 +17,8 @@ class TokenConstraint {
   virtual bool AcceptToken(int32_t token_id) = 0;
   // Takes back the last `num_tokens` accepted (rejected drafts).
   virtual void Rollback(int num_tokens) = 0;
+  // How many tokens it has accepted and not taken back: the first so many of the output.
+  virtual int num_accepted() const = 0;
 };
 
 }  // namespace fathom::request

@@ -329,6 +329,7 @@ class OneToken final : public request::TokenConstraint {
     return token_id == id_;
   }
   void Rollback(int) override {}
+  int num_accepted() const override { return static_cast<int>(accepted.size()); }
   std::vector<int32_t> accepted;
 
  private:
