@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "api/anthropic/handlers.h"
+#include "api/anthropic/wire.h"
 #include "api/auth.h"
 #include "api/http_metrics.h"
 #include "api/openai/answer_format.h"
@@ -22,6 +24,8 @@ namespace {
 
 using openai::Writer;
 using OpenAiHandler = void (*)(const ServerContext&, const http::Request&, const Writer&);
+using AnthropicHandler = void (*)(const ServerContext&, const http::Request&,
+                                  const std::string& request_id, const Writer&);
 
 // After the engine has drained, the last bytes of the answers have this long.
 constexpr std::chrono::seconds kFlushTime{5};
@@ -31,6 +35,21 @@ http::Response PlainResponse(int status, std::string body) {
           .content_type = "text/plain; charset=utf-8",
           .headers = {},
           .body = std::move(body)};
+}
+
+const ApiError kDraining{.status = 503,
+                         .message = "The server is shutting down.",
+                         .param = "",
+                         .code = "server_draining"};
+
+// An error outside of the handlers, in the form that the path's clients read.
+http::Response ErrorResponse(const ApiError& error, const http::Request& request) {
+  const http::Header tag = RequestIdHeader(request);
+  const bool is_anthropic = anthropic::IsAnthropicPath(request.path);
+  http::Response response =
+      is_anthropic ? anthropic::ErrorResponse(error, tag.value) : openai::ErrorResponse(error);
+  response.headers.push_back(tag);
+  return response;
 }
 
 // What anybody may ask: is it there, is it well.
@@ -53,6 +72,7 @@ class OpenAiServer final : public ApiServer {
         http_(http::Server::Create(HttpOptions())) {
     RouteProbes();
     RouteOpenAi();
+    RouteAnthropic();
   }
   ~OpenAiServer() override { Stop(std::chrono::milliseconds(0)); }
 
@@ -64,6 +84,7 @@ class OpenAiServer final : public ApiServer {
   http::ServerOptions HttpOptions();
   void RouteProbes();
   void RouteOpenAi();
+  void RouteAnthropic();
   void Route(const char* method, const char* path, OpenAiHandler handler);
   // A route that starts a generation: 503 while draining.
   void RouteGeneration(const char* path, OpenAiHandler handler);
@@ -83,10 +104,8 @@ http::ServerOptions OpenAiServer::HttpOptions() {
   options.limits = context_.options.http_limits;
   options.admit = [this](const http::Request& request) { return Admit(request); };
   options.error_response = [](int status, std::string_view message, const http::Request& request) {
-    http::Response response = openai::ErrorResponse(
-        {.status = status, .message = std::string(message), .param = "", .code = ""});
-    response.headers.push_back(RequestIdHeader(request));
-    return response;
+    return ErrorResponse(
+        {.status = status, .message = std::string(message), .param = "", .code = ""}, request);
   };
   options.on_exchange = [this](const http::ExchangeRecord& record) {
     RecordExchange(record, &context_.metrics);
@@ -98,14 +117,12 @@ http::ServerOptions OpenAiServer::HttpOptions() {
 
 std::optional<http::Response> OpenAiServer::Admit(const http::Request& request) const {
   if (IsProbe(request) || keys_.Allow(request)) return std::nullopt;
-  http::Response response =
-      openai::ErrorResponse({.status = 401,
-                             .message = "Incorrect or missing API key: send the header "
-                                        "Authorization: Bearer KEY, or x-api-key: KEY.",
-                             .param = "",
-                             .code = "invalid_api_key"});
-  response.headers.push_back(RequestIdHeader(request));
-  return response;
+  return ErrorResponse({.status = 401,
+                        .message = "Incorrect or missing API key: send the header "
+                                   "Authorization: Bearer KEY, or x-api-key: KEY.",
+                        .param = "",
+                        .code = "invalid_api_key"},
+                       request);
 }
 
 void OpenAiServer::Route(const char* method, const char* path, OpenAiHandler handler) {
@@ -120,10 +137,7 @@ void OpenAiServer::RouteGeneration(const char* path, OpenAiHandler handler) {
     http::Header tag = RequestIdHeader(request);
     writer = TagWriter(std::move(writer), std::move(tag));
     if (!context_.draining) return handler(context_, request, writer);
-    writer->Send(openai::ErrorResponse({.status = 503,
-                                        .message = "The server is shutting down.",
-                                        .param = "",
-                                        .code = "server_draining"}));
+    writer->Send(openai::ErrorResponse(kDraining));
   });
 }
 
@@ -154,7 +168,13 @@ void OpenAiServer::RouteProbes() {
 }
 
 void OpenAiServer::RouteOpenAi() {
-  for (const char* path : {"/v1/models", "/models"}) Route("GET", path, openai::HandleModels);
+  const OpenAiHandler models = [](const ServerContext& context, const http::Request& request,
+                                  const Writer& writer) {
+    const bool is_anthropic = request.FindHeader("anthropic-version") != nullptr;
+    is_anthropic ? anthropic::HandleModels(context, writer)
+                 : openai::HandleModels(context, request, writer);
+  };
+  for (const char* path : {"/v1/models", "/models"}) Route("GET", path, models);
   for (const char* path : {"/v1/models/*", "/models/*"}) Route("GET", path, openai::HandleModel);
   for (const char* path : {"/v1/chat/completions", "/chat/completions", "/beta/chat/completions"}) {
     RouteGeneration(path, openai::HandleChatCompletions);
@@ -164,6 +184,22 @@ void OpenAiServer::RouteOpenAi() {
   }
   Route("POST", "/tokenize", openai::HandleTokenize);
   Route("POST", "/detokenize", openai::HandleDetokenize);
+}
+
+void OpenAiServer::RouteAnthropic() {
+  const auto route = [this](const std::string& path, bool generates, AnthropicHandler handler) {
+    http_->Route("POST", path, [this, generates, handler](http::Request request, Writer writer) {
+      const http::Header tag = RequestIdHeader(request);
+      writer = TagWriter(TagWriter(std::move(writer), tag), {"request-id", tag.value});
+      if (generates && context_.draining)
+        return writer->Send(anthropic::ErrorResponse(kDraining, tag.value));
+      handler(context_, request, tag.value, writer);
+    });
+  };
+  for (const std::string base : {"/v1/messages", "/anthropic/v1/messages", "/anthropic/messages"}) {
+    route(base, true, anthropic::HandleMessages);
+    route(base + "/count_tokens", false, anthropic::HandleCountTokens);
+  }
 }
 
 Status OpenAiServer::Start() {

@@ -8,12 +8,21 @@
 #include <string>
 
 #include "api/api_options.h"
+#include "api/replay/reasoning_seal.h"
 #include "api/replay/replay_store.h"
 #include "base/metrics.h"
 #include "engine/engine.h"
 #include "text/tokenizer.h"
 
 namespace fathom::api {
+
+// Servers that share their keys read each other's sealed reasoning, and their own after a restart.
+// Without keys each process has a secret of its own.
+inline std::string SealSecret(const ApiOptions& options) {
+  std::string secret;
+  for (const std::string& key : options.api_keys) secret += key + "\n";
+  return secret;
+}
 
 struct ServerContext {
   const ApiOptions options;
@@ -24,6 +33,8 @@ struct ServerContext {
   const int64_t start_time;  // Unix seconds
 
   std::atomic<bool> draining{false};
+  const std::unique_ptr<const ReasoningSeal> reasoning_seal =
+      std::make_unique<ReasoningSeal>(SealSecret(options));
   const std::unique_ptr<ReplayStore> replay = std::make_unique<ReplayStore>(options.replay_bytes);
 
   const std::string& default_model_name() const { return options.served_model_names.front(); }
