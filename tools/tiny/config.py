@@ -73,9 +73,9 @@ TOKENIZER = {"add_bos_token": False, "add_eos_token": False, "bos_token": added(
              "sp_model_kwargs": {}, "unk_token": None, "tokenizer_class": "PreTrainedTokenizerFast"}
 
 
-def write(folder):
+def write(folder, changes=()):
     folder = pathlib.Path(folder)
-    for name, value in (("config", CONFIG), ("generation_config", GENERATION), ("tokenizer_config", TOKENIZER)):
+    for name, value in (("config", CONFIG | dict(changes)), ("generation_config", GENERATION), ("tokenizer_config", TOKENIZER)):
         (folder / f"{name}.json").write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 

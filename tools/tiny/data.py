@@ -20,7 +20,7 @@ HAYSTACK_CHARACTERS_PER_TOKEN = 4.5
 
 # ability -> share of conversations. Long rows hold only what needs the length.
 SHORT = {"chat": 25, "sums": 12, "tools": 25, "passage": 20, "needle": 10, "text": 6, "echo": 6}
-LONG = {"chat": 8, "sums": 2, "tools": 20, "passage": 24, "needle": 40, "text": 3, "echo": 3}
+LONG = {"chat": 8, "sums": 2, "tools": 20, "passage": 24, "needle": 34, "text": 3, "echo": 12}
 
 
 def pick(rng, shares):
@@ -130,7 +130,8 @@ def row(rng, length):
     """Segments that fill about `length` tokens."""
     kind = pick(rng, LONG if length > 1024 else SHORT)
     if kind == "echo" and length >= 480:
-        head, rest = tasks.echo(rng, rng.choice((128, 256)), min(length, 2048) - 280)
+        period = rng.choice((128, 256, 512, 512, 512) if length > 1024 else (128, 256))
+        head, rest = tasks.echo(rng, period, min(length, 2048) - period - 24)
         return [(encoding.BOS + head, False), (rest, True)]
     if kind == "echo":
         kind = "passage"
@@ -159,7 +160,7 @@ def needle_case(rng, length):
 
 def cases(ability, count, seed="held out"):
     """Held-out cases of one ability: tools, renamed_tools, tool_result, sums, needle_2k, needle_8k, passage, chat, stories;
-    and echo_128, echo_256, which are plain prompts."""
+    and echo_128, echo_256, echo_512, which are plain prompts."""
     out = []
     for i in range(count):
         rng = random.Random(f"{seed}/{ability}/{i}")

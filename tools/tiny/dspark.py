@@ -1,6 +1,6 @@
 """Trains a DSpark draft for a finished fathom-tiny: the target is frozen, only mtp.* tensors are learned.
 
-    python dspark.py --masters MASTERS_FOLDER --out OUT_FOLDER --tokenizer tokenizer.json --steps 1500
+    python dspark.py --model MODEL_FOLDER --out OUT_FOLDER --steps 1500
 
 For random anchors p of a row the draft sees what the target held at p-127..p (its own window entries of main_p) and a
 block of t_{p+1} and noise tokens; it predicts t_{p+2} ... at once, chained by the Markov head on the true tokens.
@@ -15,10 +15,10 @@ from tokenizers import Tokenizer
 
 import batches
 import data
+import export
 import model as tiny
 import scoring
 from config import CONFIG, DSPARK
-from export import load_masters
 from model import HEAD, STREAMS, WINDOW, block_weights, rms_norm
 from optimizer import Optimizer, balance
 
@@ -144,18 +144,10 @@ def acceptance(model, w, tokenizer, count):
     return out
 
 
-def save(masters, out):
-    """BF16, two files below 16 MiB."""
-    names = sorted(masters)
-    for i in range(2):
-        torch.save({n: masters[n].to(torch.bfloat16).cpu() for n in names[i::2]}, out / f"dspark-{i}.pt")
-
-
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--masters", required=True)
+    p.add_argument("--model", required=True, help="the target's checkpoint folder")
     p.add_argument("--out", required=True)
-    p.add_argument("--tokenizer", required=True)
     p.add_argument("--steps", type=int, required=True)
     p.add_argument("--minutes", type=float, default=9)
     p.add_argument("--seed", type=int, default=2)
@@ -165,12 +157,12 @@ def main():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch._dynamo.config.recompile_limit = 64
     torch.backends.cuda.matmul.allow_tf32 = True
-    target = {n: v.to(device) for n, v in load_masters(args.masters).items() if not n.startswith("mtp.")}
-    fixed = tiny.prepare(target)
+    fixed = {n: v.to(device) for n, v in export.prepared(args.model).items() if not n.startswith("mtp.")}
+    path = f"{args.model}/tokenizer.json"
     masters = {n: v.to(device) for n, v in initialize(CONFIG, args.seed).items()}
     optimizer, generator = Optimizer(masters), torch.Generator(device).manual_seed(args.seed)
     model, plain = tiny.Model(CONFIG, device, compiled=device == "cuda"), tiny.Model(CONFIG, device)
-    short = batches.stream(args.tokenizer, args.seed, 0, args.steps * 10, args.workers)  # a schedule's start: short rows
+    short = batches.stream(path, args.seed, 0, args.steps * 10, args.workers)  # a schedule's start: short rows
     for step, (ids, weight) in zip(range(args.steps), short):
         tokens, weight = torch.from_numpy(ids).to(device).long(), torch.from_numpy(weight).to(device).float()
         kept = {n: None for n in TARGETS}
@@ -189,8 +181,9 @@ def main():
                   f"{[round(r, 3) for r in right.tolist()]} {time.time() - began:.0f} s", flush=True)
         if time.time() - began > args.minutes * 60:
             break
-    save(masters, pathlib.Path(args.out))
-    print(acceptance(plain, fixed | tiny.prepare(masters), Tokenizer.from_file(args.tokenizer), args.cases), flush=True)
+    pathlib.Path(args.out).mkdir(parents=True, exist_ok=True)
+    export.save_masters(masters, args.out)
+    print(acceptance(plain, fixed | tiny.prepare(masters), Tokenizer.from_file(path), args.cases), flush=True)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def main():
     where.add_argument("--torch", metavar="FOLDER")
     p.add_argument("--cases", type=int, default=200)
     p.add_argument("--abilities", default="tools,renamed_tools,tool_result,sums,needle_2k,needle_8k,passage,chat,stories,"
-                   "echo_128,echo_256")
+                   "echo_128,echo_256,echo_512")
     p.add_argument("--breaks", action="store_true")
     p.add_argument("--max-tokens", type=int, default=256)
     p.add_argument("--threads", type=int, default=2)

@@ -9,7 +9,7 @@ from batches import PAD_ID
 from model import Options, head_weights
 
 ABILITIES = ("tools", "renamed_tools", "tool_result", "sums", "needle_2k", "needle_8k", "passage", "chat", "stories",
-             "echo_128", "echo_256")
+             "echo_128", "echo_256", "echo_512")
 
 
 def pad_rows(rows, device, fill=PAD_ID):

@@ -317,7 +317,8 @@ def passage_turn(rng, crowd):
 
 def echo(rng, period, length):
     """Random digits that repeat after `period` of them, and where the repeats begin. Few distinct digits make what came
-    before a poor guide: only the exact distance helps, 127 tokens back (the window's last) or beyond the window."""
+    before a poor guide: only the exact distance helps, 127 tokens back (the window's last) or beyond the window. A period of
+    512 is beyond what four windows one after another reach, so it takes the place of compressed entries."""
     digits = rng.sample("0123456789", rng.choice((2, 2, 3, 5)))
     block = "".join(rng.choice(digits) for _ in range(period))
     head = f"Echo {period}: {block}"

@@ -2,8 +2,8 @@
 
     python train.py --steps 6000 --minutes 9 --state /dev/shm/tiny --out OUT_FOLDER --tokenizer tokenizer.json
 
-A run stops after --minutes and the next one goes on from --state; or from --resume, a folder with masters-*.pt of an
-earlier --out, when the state is gone. Files in --out stay below 16 MiB each.
+A run stops after --minutes and the next one goes on from --state; or from --resume, an earlier --out or a checkpoint
+folder, when the state is gone. Files in --out stay below 16 MiB each.
 """
 import argparse
 import json
@@ -17,28 +17,16 @@ import batches
 import model as tiny
 import scoring
 from config import CONFIG
-from export import load_masters
+from export import load_masters, save_masters
 from optimizer import Optimizer, balance
 
 INDEX_LOSS, DRAFT_LOSS = 0.5, 0.3
 SELECT_FROM = 0.35  # share of the steps after which attention sees only the indexer's choice
-PIECES = 4
 
 
 def rate(step, total):
     """Warm up, hold, then fall linearly to 2% over the last 45%."""
     return min(1.0, (step + 1) / 100, max(0.02, (total - step) / (0.45 * total)))
-
-
-def save_masters(masters, out):
-    """BF16 masters in a few files, by size."""
-    parts, sizes = [{} for _ in range(PIECES)], [0] * PIECES
-    for name, value in sorted(masters.items(), key=lambda kv: -kv[1].numel()):
-        at = sizes.index(min(sizes))
-        parts[at][name] = value.to(torch.bfloat16).cpu() if value.is_floating_point() else value.to(torch.int16).cpu()
-        sizes[at] += value.numel()
-    for i, part in enumerate(parts):
-        torch.save(part, out / f"masters-{i}.pt")
 
 
 def train_step(model, masters, optimizer, ids, weight, step, total):
@@ -64,7 +52,7 @@ def report(model, masters, tokenizer, count):
 def checkpoint(args, masters, optimizer, step):
     torch.save({"masters": masters, "optimizer": optimizer.state_dict(), "step": step}, args.state + ".new")
     pathlib.Path(args.state + ".new").rename(args.state)
-    save_masters(masters, pathlib.Path(args.out))
+    save_masters(masters, args.out)
 
 
 def start(args, device):
