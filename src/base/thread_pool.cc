@@ -7,6 +7,27 @@
 #include "base/check.h"
 
 namespace fathom {
+namespace {
+
+// Looks before sleeping: some 50 microseconds, longer than the pause between two loops of a step.
+constexpr int kSpins = 1000;
+
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// Returns once value is no longer `old`.
+void WaitForChange(const std::atomic<int>& value, int old) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (value.load(std::memory_order_acquire) != old) return;
+    Pause();
+  }
+  value.wait(old, std::memory_order_acquire);
+}
+
+}  // namespace
 
 ThreadPool::ThreadPool(int num_threads) {
   CHECK_GE(num_threads, 1);
@@ -14,11 +35,9 @@ ThreadPool::ThreadPool(int num_threads) {
 }
 
 ThreadPool::~ThreadPool() {
-  {
-    std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
-  start_.notify_all();
+  stopping_ = true;
+  epoch_ += 2;
+  epoch_.notify_all();
   for (std::thread& worker : workers_) worker.join();
 }
 
@@ -30,20 +49,18 @@ void ThreadPool::ParallelFor(int64_t n, int64_t grain,
     for (int64_t begin = 0; begin < n; begin += grain) body(begin, std::min(begin + grain, n));
     return;
   }
-  {
-    std::lock_guard lock(mutex_);
-    CHECK_EQ(num_active_, 0);
-    loop_.body = &body;
-    loop_.n = n;
-    loop_.grain = grain;
-    loop_.next.store(0, std::memory_order_relaxed);
-    num_active_ = static_cast<int>(workers_.size());
-    ++generation_;
-  }
-  start_.notify_all();
+  CHECK_EQ(epoch_.load() % 2, 0);
+  loop_.body = &body;
+  loop_.n = n;
+  loop_.grain = grain;
+  loop_.next.store(0, std::memory_order_relaxed);
+  ++epoch_;
+  epoch_.notify_all();
   RunRanges();
-  std::unique_lock lock(mutex_);
-  done_.wait(lock, [this] { return num_active_ == 0; });
+  ++epoch_;
+  for (int inside = num_inside_.load(); inside != 0; inside = num_inside_.load()) {
+    WaitForChange(num_inside_, inside);
+  }
 }
 
 void ThreadPool::RunRanges() {
@@ -55,17 +72,16 @@ void ThreadPool::RunRanges() {
 }
 
 void ThreadPool::RunWorker() {
-  uint64_t seen = 0;
+  int seen = 0;
   while (true) {
-    {
-      std::unique_lock lock(mutex_);
-      start_.wait(lock, [&] { return stopping_ || generation_ != seen; });
-      if (stopping_) return;
-      seen = generation_;
-    }
-    RunRanges();
-    std::lock_guard lock(mutex_);
-    if (--num_active_ == 0) done_.notify_one();
+    WaitForChange(epoch_, seen);
+    seen = epoch_.load();
+    if (stopping_) return;
+    if (seen % 2 == 0) continue;
+    ++num_inside_;
+    if (epoch_.load() == seen) RunRanges();
+    --num_inside_;
+    num_inside_.notify_one();
   }
 }
 

@@ -2,13 +2,13 @@
 // which thread runs a range is not fixed, so a result must not depend on it (sum inside one index,
 // never across). One ParallelFor at a time; the caller takes part and returns when all ranges are
 // done.
+// Loops follow each other within microseconds, so a thread without work looks for the next loop for
+// a moment before it sleeps.
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -37,13 +37,13 @@ class ThreadPool {
   void RunWorker();
   void RunRanges();
 
-  Loop loop_;
-  std::mutex mutex_;
-  std::condition_variable start_;
-  std::condition_variable done_;
-  uint64_t generation_ = 0;  // guarded by mutex_
-  int num_active_ = 0;       // guarded by mutex_
-  bool stopping_ = false;    // guarded by mutex_
+  Loop loop_;  // written between loops, when no worker is inside
+  // Odd while a loop is open. A worker enters by raising num_inside_ and then finding the epoch
+  // unchanged; closing is a new epoch, then waiting for num_inside_ to fall to 0. A worker that
+  // wakes too late finds the loop closed and nobody waits for it.
+  std::atomic<int> epoch_{0};
+  std::atomic<int> num_inside_{0};
+  std::atomic<bool> stopping_{false};
   std::vector<std::thread> workers_;
 };
 

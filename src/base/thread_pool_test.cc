@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+
 namespace fathom {
 namespace {
 
@@ -25,6 +27,20 @@ TEST(ThreadPool, LoopsFollowEachOtherWithoutMixing) {
     pool.ParallelFor(10, 1, [&](int64_t begin, int64_t) { sum += begin; });
   }
   EXPECT_EQ(sum, 2000 * 45);
+}
+
+TEST(ThreadPool, LoopsAfterAPauseWakeSleepingThreads) {
+  ThreadPool pool(4);
+  std::atomic<int64_t> sum{0};
+  for (int round = 0; round < 20; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // longer than a thread looks around
+    pool.ParallelFor(8, 1, [&](int64_t begin, int64_t) { sum += begin; });
+    EXPECT_EQ(sum, (round + 1) * 28);
+  }
+}
+
+TEST(ThreadPool, EndsWithThreadsThatNeverWorked) {
+  for (int round = 0; round < 50; ++round) ThreadPool pool(3);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Tokens a second of the model alone: one prefill in chunks of 512, then one stream decoding after
 // it.
-//   model_bench FOLDER [official|fp32] [threads]    weights are random; FOLDER gives the config
+//   model_bench FOLDER [official|fp32] [threads] [prefill tokens] [decoded tokens]
+// Weights are random; FOLDER gives the config.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -12,17 +13,18 @@
 namespace fathom::model {
 namespace {
 
-constexpr int kPrefill = 2048, kChunk = 512, kDecode = 256;
+constexpr int kChunk = 512;
 
-int Run(const char* folder, config::Numerics numerics, int threads) {
+int Run(const char* folder, config::Numerics numerics, int threads, int num_prefill,
+        int num_decode) {
   const auto config = checkpoint::LoadModelConfig(folder);
   if (!config.ok()) {
     std::fprintf(stderr, "%s\n", config.status().message().c_str());
     return ExitCode(config.status());
   }
-  TestModel model(*config, numerics, threads, 1, kPrefill + kDecode);
+  TestModel model(*config, numerics, threads, 1, num_prefill + num_decode);
   model.set_last_logits_only();
-  TestSequence sequence = model.Add(RandomTokens(*config, kPrefill + kDecode, 1));
+  TestSequence sequence = model.Add(RandomTokens(*config, num_prefill + num_decode, 1));
   const SystemClock clock;
   TestSequence* const sequences[] = {&sequence};
   const auto run = [&](int tokens, int step) {
@@ -33,12 +35,12 @@ int Run(const char* folder, config::Numerics numerics, int threads) {
     }
     return tokens / Seconds(clock.Now() - start);
   };
-  const double prefill = run(kPrefill, kChunk);
-  const double decode = run(kDecode, 1);
+  const double prefill = run(num_prefill, kChunk);
+  const double decode = run(num_decode, 1);
   std::printf(
       "%s, %d threads: prefill %.0f tokens/s (%d in chunks of %d), decode %.1f tokens/s (one "
       "stream)\n",
-      numerics == config::Numerics::kOfficial ? "official" : "fp32", threads, prefill, kPrefill,
+      numerics == config::Numerics::kOfficial ? "official" : "fp32", threads, prefill, num_prefill,
       kChunk, decode);
   return 0;
 }
@@ -48,12 +50,16 @@ int Run(const char* folder, config::Numerics numerics, int threads) {
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::fprintf(stderr, "usage: model_bench FOLDER [official|fp32] [threads]\n");
+    std::fprintf(
+        stderr,
+        "usage: model_bench FOLDER [official|fp32] [threads] [prefill tokens] [decoded tokens]\n");
     return 2;
   }
   const bool fp32 = argc > 2 && std::strcmp(argv[2], "fp32") == 0;
   const int threads = argc > 3 ? std::atoi(argv[3]) : fathom::NumUsableCores();
+  const int num_prefill = argc > 4 ? std::atoi(argv[4]) : 2048;
+  const int num_decode = argc > 5 ? std::atoi(argv[5]) : 256;
   return fathom::model::Run(
       argv[1], fp32 ? fathom::config::Numerics::kFp32 : fathom::config::Numerics::kOfficial,
-      std::max(threads, 1));
+      std::max(threads, 1), num_prefill, num_decode);
 }

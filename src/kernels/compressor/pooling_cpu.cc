@@ -3,11 +3,12 @@
 #include <limits>
 
 #include "kernels/compressor/pooling.h"
+#include "kernels/simd/simd.h"
 
 namespace fathom::kernels {
 
 void PoolSoftmax(const PoolRow* rows, int num_rows, int dim, float* out) {
-  float max[kMaxEntrySize], sum[kMaxEntrySize];
+  float max[kMaxEntrySize], sum[kMaxEntrySize], p[kMaxEntrySize];
   std::copy(rows[0].z, rows[0].z + dim, max);
   for (int r = 1; r < num_rows; ++r) {
     for (int i = 0; i < dim; ++i) max[i] = std::max(max[i], rows[r].z[i]);
@@ -15,10 +16,11 @@ void PoolSoftmax(const PoolRow* rows, int num_rows, int dim, float* out) {
   std::fill(sum, sum + dim, 0.0f);
   std::fill(out, out + dim, 0.0f);
   for (int r = 0; r < num_rows; ++r) {
+    for (int i = 0; i < dim; ++i) p[i] = rows[r].z[i] - max[i];
+    Simd().exp(p, p, dim);
     for (int i = 0; i < dim; ++i) {
-      const float p = std::exp(rows[r].z[i] - max[i]);
-      sum[i] = sum[i] + p;
-      out[i] = out[i] + p * rows[r].c[i];
+      sum[i] = sum[i] + p[i];
+      out[i] = out[i] + p[i] * rows[r].c[i];
     }
   }
   for (int i = 0; i < dim; ++i) out[i] = out[i] / sum[i];
@@ -31,12 +33,14 @@ void OnlineSoftmax::Clear(int dim) {
 }
 
 void OnlineSoftmax::Merge(const PoolRow& row, int dim) {
+  // One of a channel's two exponentials is exp(0) = 1.
+  float e[kMaxEntrySize];
+  for (int i = 0; i < dim; ++i) e[i] = -std::fabs(row.z[i] - m[i]);
+  Simd().exp(e, e, dim);
   for (int i = 0; i < dim; ++i) {
-    // One of the two exponentials is exp(0) = 1.
     const float z = row.z[i];
-    const float e = std::exp(-std::fabs(z - m[i]));
-    const float old_scale = z > m[i] ? e : 1.0f;
-    const float new_scale = z > m[i] ? 1.0f : e;
+    const float old_scale = z > m[i] ? e[i] : 1.0f;
+    const float new_scale = z > m[i] ? 1.0f : e[i];
     m[i] = std::max(m[i], z);
     l[i] = l[i] * old_scale + new_scale;
     acc[i] = acc[i] * old_scale + new_scale * row.c[i];

@@ -28,11 +28,9 @@ class ExpertPiece {
     for (int g = 0; g < num_groups_; ++g)
       intermediate = std::max(intermediate, Matrices(g).w1.rows);
     CHECK_LE(intermediate, w_.max_intermediate);
-    ForEachBlock(pool, intermediate, WeightBlockRows(hidden),
-                 [&](int g, int64_t row, int n) { GateUp(g, row, n); });
+    ForEachBlock(pool, intermediate, hidden, &ExpertPiece::GateUp);
     if constexpr (kIsOfficial<T>) QuantizeIntermediate(pool);
-    ForEachBlock(pool, hidden, WeightBlockRows(intermediate),
-                 [&](int g, int64_t row, int n) { Down(g, row, n); });
+    ForEachBlock(pool, hidden, intermediate, &ExpertPiece::Down);
     pool.ParallelFor(num_tokens_, 16, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) Combine(t);
     });
@@ -72,50 +70,76 @@ class ExpertPiece {
     w_.first_pair[0] = 0;
   }
 
-  // Calls body(group, first weight row, number of rows) for all blocks of the experts that have
-  // tokens.
-  template <typename Body>
-  void ForEachBlock(ThreadPool& pool, int64_t rows, int block, const Body& body) {
-    const int64_t blocks = (rows + block - 1) / block;
-    pool.ParallelFor(num_groups_ * blocks, 1, [&](int64_t task, int64_t) {
-      const int group = static_cast<int>(task / blocks);
-      const int64_t row = task % blocks * block;
-      if (NumPairs(group) > 0) body(group, row, block);
+  // Pairs [first, first + size) of one group.
+  struct PairBlock {
+    int group = 0;
+    int64_t first = 0;
+    int64_t size = 0;
+  };
+
+  int64_t NumBlocks(int group, int64_t block_rows) const {
+    return (NumPairs(group) + block_rows - 1) / block_rows;
+  }
+
+  PairBlock BlockAt(int64_t index, int64_t block_rows) const {
+    int group = 0;
+    while (index >= NumBlocks(group, block_rows)) index -= NumBlocks(group++, block_rows);
+    const int64_t begin = index * block_rows;
+    return {group, w_.first_pair[group] + begin, std::min(block_rows, NumPairs(group) - begin)};
+  }
+
+  // Calls (this->*multiply)(block, begin, end) for all blocks of pairs and parts of the weight
+  // rows.
+  void ForEachBlock(ThreadPool& pool, int64_t rows, int64_t cols,
+                    void (ExpertPiece::*multiply)(const PairBlock&, int64_t, int64_t) const) {
+    const int64_t block_rows = RowBlock::MaxRows(cols);
+    int64_t num_blocks = 0;
+    for (int g = 0; g < num_groups_; ++g) num_blocks += NumBlocks(g, block_rows);
+    const int64_t num_pairs = w_.first_pair[num_groups_];
+    const int64_t task_rows =
+        TaskRows(rows, cols, num_blocks, num_pairs / num_blocks, pool.num_threads());
+    const int64_t parts = (rows + task_rows - 1) / task_rows;
+    pool.ParallelFor(num_blocks * parts, 1, [&](int64_t task, int64_t) {
+      const int64_t begin = task % parts * task_rows;
+      (this->*multiply)(BlockAt(task / parts, block_rows), begin, begin + task_rows);
     });
   }
 
-  void GateUp(int group, int64_t row, int block) {
-    const ExpertMatrices& m = Matrices(group);
-    const int n = static_cast<int>(std::min<int64_t>(block, m.w1.rows - row));
-    if (n <= 0) return;
-    const int64_t first = w_.first_pair[group];
-    const auto x = [&](int64_t i) { return p_.x + w_.pair_token[first + i] * m.w1.cols; };
-    MultiplyRows(m.w1, row, n, NumPairs(group), x, [&](int64_t i0, int rows, const float* y) {
-      for (int i = 0; i < rows; ++i) {
-        T* t = Intermediate(first + i0 + i) + row;
-        for (int j = 0; j < n; ++j) t[j] = FromFloat<T>(y[i * kMaxBlockRows + j]);
-      }
-    });
-    MultiplyRows(m.w3, row, n, NumPairs(group), x, [&](int64_t i0, int rows, const float* y) {
-      for (int i = 0; i < rows; ++i) {
-        const int64_t pair = first + i0 + i;
-        T* t = Intermediate(pair) + row;
-        for (int j = 0; j < n; ++j) {
-          const float up = Round<T>(y[i * kMaxBlockRows + j]);
-          t[j] = Activate(ToFloat(t[j]), up, w_.pair_weight[pair]);
-        }
+  void GateUp(const PairBlock& pairs, int64_t begin, int64_t end) const {
+    const ExpertMatrices& m = Matrices(pairs.group);
+    RowBlock block;
+    block.Load(pairs.size, m.w1.cols,
+               [&](int64_t i) { return p_.x + w_.pair_token[pairs.first + i] * m.w1.cols; });
+    ForEachPanel(begin, std::min(end, m.w1.rows), m.w1.cols, [&](int64_t row, int n) {
+      alignas(64) float gate[RowBlock::kMaxRows * kMaxPanelRows];
+      alignas(64) float up[RowBlock::kMaxRows * kMaxPanelRows];
+      block.Multiply(m.w1, row, n, gate);
+      block.Multiply(m.w3, row, n, up);
+      for (int64_t i = 0; i < pairs.size; ++i) {
+        float* t = gate + i * kMaxPanelRows;
+        Activate(t, up + i * kMaxPanelRows, w_.pair_weight[pairs.first + i], n);
+        NarrowRow(t, Intermediate(pairs.first + i) + row, n);
       }
     });
   }
 
-  T Activate(float gate, float up, float weight) const {
-    const float limit = p_.swiglu_limit;
-    if (limit > 0) {
-      up = std::clamp(up, -limit, limit);
-      gate = std::min(gate, limit);
+  // gate = weight * silu(b(gate)) * b(up), not yet rounded.
+  void Activate(float* gate, float* up, float weight, int n) const {
+    if constexpr (kIsOfficial<T>) {
+      Simd().round_to_bf16(gate, gate, n);
+      Simd().round_to_bf16(up, up, n);
     }
-    const float silu = gate / (1.0f + std::exp(-gate));
-    return FromFloat<T>(weight * (silu * up));
+    const float limit = p_.swiglu_limit;
+    float e[kMaxPanelRows];
+    for (int j = 0; j < n; ++j) {
+      if (limit > 0) {
+        up[j] = std::clamp(up[j], -limit, limit);
+        gate[j] = std::min(gate[j], limit);
+      }
+      e[j] = -gate[j];
+    }
+    Simd().exp(e, e, n);
+    for (int j = 0; j < n; ++j) gate[j] = weight * (gate[j] / (1.0f + e[j]) * up[j]);
   }
 
   void QuantizeIntermediate(ThreadPool& pool) {
@@ -129,18 +153,17 @@ class ExpertPiece {
     });
   }
 
-  void Down(int group, int64_t row, int block) {
-    const WeightMatrix& w2 = Matrices(group).w2;
-    const int n = static_cast<int>(std::min<int64_t>(block, w2.rows - row));
-    const int64_t first = w_.first_pair[group];
-    MultiplyRows(
-        w2, row, n, NumPairs(group), [&](int64_t i) { return Intermediate(first + i); },
-        [&](int64_t i0, int rows, const float* y) {
-          for (int i = 0; i < rows; ++i) {
-            T* out = Output(first + i0 + i) + row;
-            for (int j = 0; j < n; ++j) out[j] = FromFloat<T>(y[i * kMaxBlockRows + j]);
-          }
-        });
+  void Down(const PairBlock& pairs, int64_t begin, int64_t end) const {
+    const WeightMatrix& w2 = Matrices(pairs.group).w2;
+    RowBlock block;
+    block.Load(pairs.size, w2.cols, [&](int64_t i) { return Intermediate(pairs.first + i); });
+    ForEachPanel(begin, std::min(end, w2.rows), w2.cols, [&](int64_t row, int n) {
+      alignas(64) float y[RowBlock::kMaxRows * kMaxPanelRows];
+      block.Multiply(w2, row, n, y);
+      for (int64_t i = 0; i < pairs.size; ++i) {
+        NarrowRow(y + i * kMaxPanelRows, Output(pairs.first + i) + row, n);
+      }
+    });
   }
 
   void Combine(int64_t t) {

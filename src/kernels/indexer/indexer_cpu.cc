@@ -25,43 +25,74 @@ int32_t EntryOf(uint64_t key) {
   return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key));
 }
 
-// Scores of the n keys from entry j0, into scores[0, n).
-template <typename T>
-void ScoreTile(const IndexSelectParams<T>& p, int64_t token, const int32_t* blocks, int32_t j0,
-               int n, float* scores) {
-  float keys[kKeyTile * kMaxIndexHeadDim];
-  for (int i = 0; i < n; ++i) {
-    const int32_t j = j0 + i;
-    const EntrySlot slot =
-        p.keys.At(blocks[j / p.keys.entries_per_page], j % p.keys.entries_per_page);
-    LoadIndexKey(slot, p.dim, p.dtype, keys + i * p.dim);
+// The n entries from `entry` of one page as rows; those that are not stored as a matrix are widened
+// into `scratch`.
+WeightMatrix KeyRows(const PagedEntries& keys, int dim, config::IndexKeyDType dtype, int32_t block,
+                     int entry, int n, float* scratch) {
+  const EntrySlot slot = keys.At(block, entry);
+  if (dtype == config::IndexKeyDType::kFp4) {
+    CHECK_EQ(keys.scale_bytes, dim / kFp4Block);
+    return {WeightDType::kFp4, n, dim, slot.data, reinterpret_cast<const uint8_t*>(slot.scales)};
   }
-  const WeightMatrix key_rows{WeightDType::kF32, n, p.dim,
-                              reinterpret_cast<const std::byte*>(keys)};
-  std::fill(scores, scores + n, 0.0f);
-  float q[kHeadTile * kMaxIndexHeadDim], dots[kHeadTile * kKeyTile];
-  for (int h0 = 0; h0 < p.num_heads; h0 += kHeadTile) {
-    const int heads = std::min(kHeadTile, p.num_heads - h0);
-    const int64_t first_head = token * p.num_heads + h0;
-    WidenRow(p.q + first_head * p.dim, q, int64_t{heads} * p.dim);
-    Simd().dot_block({.x = q,
-                      .x_stride = p.dim,
-                      .m = heads,
-                      .w = key_rows,
-                      .n = n,
-                      .y = dots,
-                      .y_stride = kKeyTile});
-    for (int h = 0; h < heads; ++h) {
-      const float weight = Round<T>(ToFloat(p.projected[first_head + h]) * p.weight_scale);
-      for (int i = 0; i < n; ++i) {
-        scores[i] = scores[i] + std::max(dots[h * kKeyTile + i], 0.0f) * weight;
+  for (int i = 0; i < n; ++i) {
+    LoadIndexKey(keys.At(block, entry + i), dim, dtype, scratch + i * dim);
+  }
+  return {WeightDType::kF32, n, dim, reinterpret_cast<const std::byte*>(scratch)};
+}
+
+// One token's queries and head weights against key after key.
+template <typename T>
+class TokenScorer {
+ public:
+  TokenScorer(const IndexSelectParams<T>& params, int64_t token) : p_(params), token_(token) {
+    WidenHeads(0);
+  }
+
+  // scores[i] of key row i.
+  void Score(const WeightMatrix& keys, float* scores) {
+    const auto n = static_cast<int>(keys.rows);
+    std::fill(scores, scores + n, 0.0f);
+    float dots[kHeadTile * kKeyTile];
+    for (int h0 = 0; h0 < p_.num_heads; h0 += kHeadTile) {
+      if (h0 != first_head_) WidenHeads(h0);
+      Simd().dot_block({.x = q_,
+                        .x_stride = p_.dim,
+                        .m = num_heads_,
+                        .w = keys,
+                        .n = n,
+                        .panel = panel_,
+                        .y = dots,
+                        .y_stride = kKeyTile});
+      for (int h = 0; h < num_heads_; ++h) {
+        for (int i = 0; i < n; ++i) {
+          scores[i] = scores[i] + std::max(dots[h * kKeyTile + i], 0.0f) * weights_[h];
+        }
       }
     }
   }
-}
+
+ private:
+  void WidenHeads(int h0) {
+    first_head_ = h0;
+    num_heads_ = std::min(kHeadTile, p_.num_heads - h0);
+    const int64_t first = token_ * p_.num_heads + h0;
+    WidenRow(p_.q + first * p_.dim, q_, int64_t{num_heads_} * p_.dim);
+    for (int h = 0; h < num_heads_; ++h) {
+      weights_[h] = Round<T>(ToFloat(p_.projected[first + h]) * p_.weight_scale);
+    }
+  }
+
+  const IndexSelectParams<T>& p_;
+  int64_t token_;
+  int first_head_ = 0;
+  int num_heads_ = 0;
+  float weights_[kHeadTile];
+  float q_[kHeadTile * kMaxIndexHeadDim];
+  float panel_[kKeyTile * kMaxIndexHeadDim];
+};
 
 template <typename T>
-void SelectToken(const IndexSelectParams<T>& p, int64_t token, uint64_t* keys) {
+void SelectToken(const IndexSelectParams<T>& p, int64_t token, uint64_t* sort_keys) {
   const auto t = static_cast<size_t>(token);
   const int32_t visible = (p.batch.positions[t] + 1) / 4;
   int32_t* selected = p.selected + token * p.topk;
@@ -73,14 +104,19 @@ void SelectToken(const IndexSelectParams<T>& p, int64_t token, uint64_t* keys) {
   CHECK_LE(visible, p.max_entries);
   const int32_t* blocks =
       p.batch.block_tables.data() + int64_t{p.batch.token_seq[t]} * p.batch.max_blocks;
-  for (int32_t j0 = 0; j0 < visible; j0 += kKeyTile) {
-    const int n = std::min(kKeyTile, visible - j0);
+  TokenScorer<T> scorer(p, token);
+  float widened[kKeyTile * kMaxIndexHeadDim];
+  for (int32_t j0 = 0, n = 0; j0 < visible; j0 += n) {
+    const int entry = j0 % p.keys.entries_per_page;
+    n = std::min({kKeyTile, visible - j0, p.keys.entries_per_page - entry});
     float scores[kKeyTile];
-    ScoreTile(p, token, blocks, j0, n, scores);
-    for (int i = 0; i < n; ++i) keys[j0 + i] = SortKey(scores[i], j0 + i);
+    scorer.Score(
+        KeyRows(p.keys, p.dim, p.dtype, blocks[j0 / p.keys.entries_per_page], entry, n, widened),
+        scores);
+    for (int i = 0; i < n; ++i) sort_keys[j0 + i] = SortKey(scores[i], j0 + i);
   }
-  std::nth_element(keys, keys + p.topk - 1, keys + visible, std::greater<>());
-  for (int i = 0; i < p.topk; ++i) selected[i] = EntryOf(keys[i]);
+  std::nth_element(sort_keys, sort_keys + p.topk - 1, sort_keys + visible, std::greater<>());
+  for (int i = 0; i < p.topk; ++i) selected[i] = EntryOf(sort_keys[i]);
   std::sort(selected, selected + p.topk);
 }
 

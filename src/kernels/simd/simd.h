@@ -49,6 +49,17 @@ struct SimdOps {
   void (*fp8_to_float)(const uint8_t* codes, float scale, float* out, int64_t size);
   // size is a multiple of 16; two codes a byte.
   void (*fp4_to_float)(const uint8_t* codes, float scale, float* out, int64_t size);
+  // out = e^in (exp_constants.h); in place or apart.
+  void (*exp)(const float* in, float* out, int64_t size);
+  // Nearest even, as BFloat16; the second keeps FP32, in place or apart.
+  void (*float_to_bf16)(const float* in, BFloat16* out, int64_t size);
+  void (*round_to_bf16)(const float* in, float* out, int64_t size);
+  float (*max_magnitude)(const float* x, int64_t size);
+  // x / scale to the nearest code, clamped; scale is a power of two. Values (code * scale), FP8
+  // codes, or FP4 codes, two a byte (size is even).
+  void (*round_to_fp8)(const float* x, float scale, float* values, int64_t size);
+  void (*fp8_codes)(const float* x, float scale, uint8_t* codes, int64_t size);
+  void (*fp4_codes)(const float* x, float scale, uint8_t* codes, int64_t size);
 };
 
 // The fastest table that this processor runs.

@@ -8,6 +8,8 @@
 #define HWY_DISABLE_PCLMUL_AES  // not used: need not be there
 #include <hwy/highway.h>
 
+#include "kernels/simd/exp_constants.h"
+#include "kernels/simd/row_loops.h"
 #include "kernels/simd/simd.h"
 
 namespace fathom::kernels {
@@ -312,7 +314,8 @@ void DotAll(const DotBlock& b, const Rows& w) {
 // Weights that are used often are widened once.
 template <typename Rows>
 void DotWidened(const DotBlock& b, const Rows& w) {
-  if (b.panel == nullptr || b.m < 3 || b.w.cols % 16 != 0) {
+  constexpr int kFewRows = kTileM > 2 ? kTileM : 2;
+  if (b.panel == nullptr || b.m <= kFewRows || b.w.cols % 16 != 0) {
     DotAll(b, w);
     return;
   }
@@ -421,8 +424,58 @@ void Fp4ToFloat(const uint8_t* codes, float scale, float* out, int64_t size) {
   for (int64_t i = 0; i < size; i += 16) StoreLanes(WidenFp4(codes + i / 2, factor), out + i);
 }
 
+// Half a FloatVec of exponentials.
+using HalfTag = hn::Half<FloatTag>;
+HWY_INLINE hn::Vec<HalfTag> ExpHalf(hn::Vec<HalfTag> x) {
+  constexpr HalfTag f32;
+  const hn::Rebind<double, HalfTag> f64;
+  const hn::Rebind<uint64_t, HalfTag> u64;
+  const hn::Rebind<int64_t, HalfTag> i64;
+  const auto wide = hn::PromoteTo(f64, x);
+  const auto scale = hn::Set(f64, kExpScale), shift = hn::Set(f64, kExpShift);
+  const auto shifted = hn::MulAdd(scale, wide, shift);
+  const auto k = hn::BitCast(u64, shifted);
+  const auto r = hn::MulSub(scale, wide, hn::Sub(shifted, shift));
+  const auto high = hn::MulAdd(hn::Set(f64, kExpC0), r, hn::Set(f64, kExpC1));
+  const auto low = hn::MulAdd(hn::Set(f64, kExpC2), r, hn::Set(f64, 1.0));
+  const auto entry = hn::BitCast(i64, hn::And(k, hn::Set(u64, 31)));
+  const auto power = hn::Add(hn::GatherIndex(u64, kExpTable, entry), hn::ShiftLeft<47>(k));
+  const auto y = hn::Mul(hn::MulAdd(high, hn::Mul(r, r), low), hn::BitCast(f64, power));
+  const auto in_range =
+      hn::IfThenZeroElse(hn::Lt(x, hn::Set(f32, kExpUnderflow)), hn::DemoteTo(f32, y));
+  const auto above = hn::Gt(x, hn::Set(f32, kExpOverflow));
+  return hn::IfThenElse(above, hn::Set(f32, __builtin_inff()), in_range);
+}
+
+void Exp(const float* in, float* out, int64_t size) {
+  constexpr HalfTag f32;
+  constexpr int kLanes = kVecLanes / 2;
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    hn::StoreU(ExpHalf(hn::LoadU(f32, in + i)), f32, out + i);
+  }
+  if (i == size) return;
+  float rest[kLanes] = {};
+  __builtin_memcpy(rest, in + i, static_cast<size_t>(size - i) * sizeof(float));
+  hn::StoreU(ExpHalf(hn::LoadU(f32, rest)), f32, rest);
+  __builtin_memcpy(out + i, rest, static_cast<size_t>(size - i) * sizeof(float));
+}
+
 constexpr SimdOps MakeOps(const char* name) {
-  return {name, RunDotBlock, RunWeightedSum, Dot, BFloat16ToFloat, Fp8ToFloat, Fp4ToFloat};
+  return {name,
+          RunDotBlock,
+          RunWeightedSum,
+          Dot,
+          BFloat16ToFloat,
+          Fp8ToFloat,
+          Fp4ToFloat,
+          Exp,
+          FloatToBFloat16,
+          RoundToBFloat16Row,
+          MaxMagnitude,
+          RoundToFp8,
+          Fp8Codes,
+          Fp4Codes};
 }
 
 }  // namespace

@@ -1,7 +1,11 @@
 #include <array>
+#include <bit>
 #include <cmath>
+#include <limits>
 
 #include "base/check.h"
+#include "kernels/simd/exp_constants.h"
+#include "kernels/simd/row_loops.h"
 #include "kernels/simd/simd.h"
 
 namespace fathom::kernels {
@@ -83,11 +87,33 @@ void Fp4ToFloat(const uint8_t* codes, float scale, float* out, int64_t size) {
   }
 }
 
+float ExpOf(float x) {
+  if (std::isnan(x)) return x;
+  if (x > kExpOverflow) return std::numeric_limits<float>::infinity();
+  if (x < kExpUnderflow) return 0.0f;
+  const double shifted = std::fma(kExpScale, static_cast<double>(x), kExpShift);
+  const auto k = std::bit_cast<uint64_t>(shifted);
+  const double r = std::fma(kExpScale, static_cast<double>(x), -(shifted - kExpShift));
+  const double high = std::fma(kExpC0, r, kExpC1);
+  const double low = std::fma(kExpC2, r, 1.0);
+  const auto power = std::bit_cast<double>(kExpTable[k % 32] + (k << 47));
+  return static_cast<float>(std::fma(high, r * r, low) * power);
+}
+
+void Exp(const float* in, float* out, int64_t size) {
+  for (int64_t i = 0; i < size; ++i) out[i] = ExpOf(in[i]);
+}
+
 }  // namespace
 
 const SimdOps& ScalarOps() {
-  static constexpr SimdOps ops{"scalar",        RunDotBlock, RunWeightedSum, Dot,
-                               BFloat16ToFloat, Fp8ToFloat,  Fp4ToFloat};
+  static constexpr SimdOps ops{"scalar",        RunDotBlock,
+                               RunWeightedSum,  Dot,
+                               BFloat16ToFloat, Fp8ToFloat,
+                               Fp4ToFloat,      Exp,
+                               FloatToBFloat16, RoundToBFloat16Row,
+                               MaxMagnitude,    RoundToFp8,
+                               Fp8Codes,        Fp4Codes};
   return ops;
 }
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -145,6 +146,81 @@ TEST(Simd, DotOfOneVectorIsCanonical) {
     const float expected = ScalarOps().dot(a.data(), b.data(), size);
     for (const SimdOps* ops : UsableSimdOps())
       EXPECT_EQ(ops->dot(a.data(), b.data(), size), expected);
+  }
+}
+
+// Values of every magnitude and sign, zeros and subnormals included; `step` is odd.
+std::vector<float> FloatsOfAllMagnitudes(uint32_t step) {
+  std::vector<float> out;
+  for (uint64_t u = 0; u < uint64_t{1} << 32; u += step) {
+    const auto x = std::bit_cast<float>(static_cast<uint32_t>(u));
+    if (std::isfinite(x)) out.push_back(x);
+  }
+  return out;
+}
+
+TEST(Simd, ExpIsTheNearestFloatOrTheOneBesideItInEveryInstructionSet) {
+  std::vector<float> x = FloatsOfAllMagnitudes(12347);
+  for (const float special : {-INFINITY, INFINITY, 0.0f, -0.0f, 88.72284f, -103.97208f}) {
+    x.push_back(special);
+  }
+  std::vector<std::vector<float>> results;
+  for (const SimdOps* ops : UsableSimdOps()) {
+    results.emplace_back(x.size());
+    ops->exp(x.data(), results.back().data(), static_cast<int64_t>(x.size()));
+    EXPECT_EQ(results.back(), results.front()) << ops->name;
+  }
+  for (size_t i = 0; i < x.size(); ++i) {
+    const auto expected = static_cast<float>(std::exp(static_cast<double>(x[i])));
+    const float y = results.front()[i];
+    EXPECT_TRUE(y == expected || std::nextafter(y, expected) == expected) << x[i];
+  }
+}
+
+TEST(Simd, ExpOfNotANumberIsNotANumber) {
+  for (const SimdOps* ops : UsableSimdOps()) {
+    float x[3] = {1.0f, NAN, 2.0f};
+    ops->exp(x, x, 3);
+    EXPECT_TRUE(std::isnan(x[1]));
+    EXPECT_FALSE(std::isnan(x[0]) || std::isnan(x[2]));
+  }
+}
+
+TEST(Simd, RoundingAndCodesAreThoseOfTheStorageTypes) {
+  const std::vector<float> x = FloatsOfAllMagnitudes(65539 * 13);
+  const auto size = static_cast<int64_t>(x.size()) / 2 * 2;
+  for (const SimdOps* ops : UsableSimdOps()) {
+    for (const float scale : {1.0f, 0x1p-20f, 0x1p9f}) {
+      std::vector<float> bf16(x.size()), fp8(x.size());
+      std::vector<BFloat16> narrow(x.size());
+      std::vector<uint8_t> codes(x.size()), pairs(x.size());
+      ops->round_to_bf16(x.data(), bf16.data(), size);
+      ops->float_to_bf16(x.data(), narrow.data(), size);
+      ops->round_to_fp8(x.data(), scale, fp8.data(), size);
+      ops->fp8_codes(x.data(), scale, codes.data(), size);
+      ops->fp4_codes(x.data(), scale, pairs.data(), size);
+      for (size_t i = 0; i < static_cast<size_t>(size); ++i) {
+        const uint8_t code = FloatToFloat8(x[i] / scale);
+        ASSERT_EQ(bf16[i], RoundToBFloat16(x[i]));
+        ASSERT_EQ(narrow[i].bits, BFloat16(x[i]).bits);
+        ASSERT_EQ(codes[i], code) << x[i];
+        ASSERT_EQ(fp8[i], Float8ToFloat(code) * scale) << x[i];
+        const int shift = i % 2 == 0 ? 0 : 4;
+        ASSERT_EQ(pairs[i / 2] >> shift & 0xf, FloatToFloat4(x[i] / scale)) << x[i];
+      }
+    }
+  }
+}
+
+TEST(Simd, MaxMagnitudeLooksAtEveryValue) {
+  for (const SimdOps* ops : UsableSimdOps()) {
+    for (const int64_t size : {1, 15, 16, 33, 128}) {
+      for (int64_t at = 0; at < size; ++at) {
+        std::vector<float> x(static_cast<size_t>(size), 0.5f);
+        x[static_cast<size_t>(at)] = -2.0f;
+        ASSERT_EQ(ops->max_magnitude(x.data(), size), 2.0f) << ops->name << ' ' << at;
+      }
+    }
   }
 }
 

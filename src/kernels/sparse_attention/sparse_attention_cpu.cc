@@ -108,7 +108,7 @@ class TokenHeads {
                         .y_stride = p_.max_keys});
     });
     float l[kMaxAttentionHeads];
-    for (int h = 0; h < heads_; ++h) l[h] = Softmax(h);
+    Softmax(l);
     std::fill(o_, o_ + int64_t{heads_} * p_.head_dim, 0.0f);
     ForEachTile(!keep_, [&](int k0, const WeightMatrix& keys) {
       Simd().weighted_sum({.p = scores_ + k0,
@@ -150,22 +150,42 @@ class TokenHeads {
     }
   }
 
-  // Scores become b(p); returns l.
-  float Softmax(int h) {
-    float* s = scores_ + h * p_.max_keys;
+  // Scores become b(p).
+  void Softmax(float* l) {
     const int n = keys_.size();
-    float max = s[0] * p_.scale;
-    for (int k = 0; k < n; ++k) {
-      s[k] = s[k] * p_.scale;
-      max = std::max(max, s[k]);
+    for (int h = 0; h < heads_; ++h) {
+      float* s = scores_ + h * p_.max_keys;
+      float max = s[0] * p_.scale;
+      for (int k = 0; k < n; ++k) {
+        s[k] = s[k] * p_.scale;
+        max = std::max(max, s[k]);
+      }
+      for (int k = 0; k < n; ++k) s[k] = s[k] - max;
+      Simd().exp(s, s, n);
+      l[h] = std::exp(p_.sink[h0_ + h] - max);
     }
-    float l = 0;
-    for (int k = 0; k < n; ++k) {
-      const float e = std::exp(s[k] - max);
-      l = l + e;
-      s[k] = Round<T>(e);
+    // Sums of several heads at once: each is a chain of additions in key order.
+    constexpr int kChains = 4;
+    int h = 0;
+    for (; h + kChains <= heads_; h += kChains) SumKeys<kChains>(h, l);
+    for (; h < heads_; ++h) SumKeys<1>(h, l);
+    if constexpr (kIsOfficial<T>) {
+      for (h = 0; h < heads_; ++h) {
+        float* s = scores_ + h * p_.max_keys;
+        Simd().round_to_bf16(s, s, n);
+      }
     }
-    return l + std::exp(p_.sink[h0_ + h] - max);
+  }
+
+  // l[h] = sum of p over the keys, plus l[h].
+  template <int kHeads>
+  void SumKeys(int h0, float* l) const {
+    const float* s = scores_ + h0 * p_.max_keys;
+    float sums[kHeads] = {};
+    for (int k = 0; k < keys_.size(); ++k) {
+      for (int h = 0; h < kHeads; ++h) sums[h] = sums[h] + s[h * p_.max_keys + k];
+    }
+    for (int h = 0; h < kHeads; ++h) l[h0 + h] = sums[h] + l[h0 + h];
   }
 
   const SparseAttentionParams<T>& p_;
