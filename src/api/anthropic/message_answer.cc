@@ -48,6 +48,7 @@ MessageAnswer::MessageAnswer(const ServerContext& context, MessageSpec spec)
 void MessageAnswer::OnDelta(size_t, const ChoiceText& text, ChoiceDelta delta) {
   num_cached_tokens_ = text.num_cached_tokens();
   num_output_tokens_ = text.num_tokens();
+  num_thinking_tokens_ = text.num_reasoning_tokens();
   blocks_.Add(delta.events);
   if (delta.finish) blocks_.Finish();
   recorder_.Add(delta);
@@ -74,7 +75,9 @@ Value MessageAnswer::UsageJson() const {
       {{"input_tokens", Value::Number(spec_.num_prompt_tokens - num_cached_tokens_)},
        {"cache_creation_input_tokens", Value::Number(int64_t{0})},
        {"cache_read_input_tokens", Value::Number(num_cached_tokens_)},
-       {"output_tokens", Value::Number(num_output_tokens_)}});
+       {"output_tokens", Value::Number(num_output_tokens_)},
+       {"output_tokens_details",
+        Value::Object({{"thinking_tokens", Value::Number(num_thinking_tokens_)}})}});
 }
 
 Value MessageAnswer::MessageJson(Value content, Value stop_reason, Value stop_sequence,

@@ -57,6 +57,7 @@ class MessageAnswer : public GenerationListener, protected AnswerBlocks::Listene
   ReplayRecorder recorder_;
   int64_t num_cached_tokens_ = 0;
   int64_t num_output_tokens_ = 0;
+  int64_t num_thinking_tokens_ = 0;
 };
 
 class MessageStreamAnswer final : public MessageAnswer {

@@ -79,6 +79,10 @@ ThinkingChoice ReadThinkingChoice(FieldReader* fields, const ServerContext& cont
   Value wish = Value::Object();
   if (const Value* thinking = fields->Object("thinking")) {
     wish.Set("thinking", *thinking);
+    const Value* type = thinking->Find("type");
+    const bool is_between_tools =
+        type != nullptr && type->is_string() && type->AsString() == "between_tools";
+    if (is_between_tools) wish.Find("thinking")->Set("type", Value::String("adaptive"));
     const Value* display = thinking->Find("display");
     *omits_thinking =
         display != nullptr && display->is_string() && display->AsString() == "omitted";
