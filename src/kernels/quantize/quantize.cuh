@@ -1,39 +1,80 @@
-// FP8 and power-of-two scales on the device, bit for bit as quantize.h.
+// Rounding and quantization of single values on the device, bit for bit as base/float_types.h and
+// quantize.h do them. Device code only.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_fp8.h>
 
 #include <cstdint>
 
 namespace fathom::kernels {
 
-inline constexpr float kFp8Floor = 1e-4f;
-
-// 2^(byte - 127); byte 0 is the subnormal 2^-127.
-__device__ inline float ScaleOf(uint32_t byte) {
-  return __uint_as_float(byte == 0 ? 0x00400000u : byte << 23);
+// b(): the value that BF16 holds.
+__device__ __forceinline__ float RoundBf16(float x) {
+  return __bfloat162float(__float2bfloat16_rn(x));
 }
-// The byte of 2^ceil(log2(x)) for a positive normal x.
-__device__ inline uint32_t CeilToScaleByte(float x) {
+// Two values as packed BF16, the first in the low half.
+__device__ __forceinline__ uint32_t PackBf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+__device__ __forceinline__ float2 UnpackBf16(uint32_t pair) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+
+// The ue8m0 byte of 2^ceil(log2(x)) for a positive normal x, 2^(byte - 127), and 2^(127 - byte) for
+// bytes 1..253.
+__device__ __forceinline__ uint32_t CeilUe8m0(float x) {
   const uint32_t u = __float_as_uint(x);
   return (u >> 23) + ((u & 0x7fffffu) != 0 ? 1u : 0u);
 }
-// The scale byte of an FP8 block whose largest magnitude is `largest`.
-__device__ inline uint32_t Fp8ScaleByte(float largest) {
-  return CeilToScaleByte(fmaxf(largest, kFp8Floor) * (1.0f / 448.0f));
+__device__ __forceinline__ float Ue8m0Value(uint32_t byte) {
+  return __uint_as_float(byte == 0 ? 0x00400000u : byte << 23);
 }
-// 1 / ScaleOf(byte), exact for the bytes that Fp8ScaleByte gives.
-__device__ inline float InverseScaleOf(uint32_t byte) {
+__device__ __forceinline__ float Ue8m0Inverse(uint32_t byte) {
   return __uint_as_float((254u - byte) << 23);
 }
-// Two codes, the first in the low byte; magnitudes of at most 448 after the division by the scale.
-__device__ inline uint16_t Fp8Pair(float a, float b) {
-  return __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, __NV_E4M3);
+
+// The scale of a block whose largest magnitude is `max`.
+__device__ __forceinline__ uint32_t Fp8Scale(float max) {
+  return CeilUe8m0(__fmul_rn(fmaxf(max, 1e-4f), 1.0f / 448.0f));
+}
+__device__ __forceinline__ uint32_t Fp4Scale(float max) {
+  return CeilUe8m0(__fmul_rn(fmaxf(max, 6 * 0x1p-126f), 1.0f / 6.0f));
 }
 
-__device__ inline float WarpMax(float x) {
-  for (int offset = 16; offset > 0; offset /= 2) {
+// Two e4m3 codes, the first in the low byte; nearest even, clamped.
+__device__ __forceinline__ uint32_t Fp8Codes(float low, float high) {
+  return __nv_cvt_float2_to_fp8x2({low, high}, __NV_SATFINITE, __NV_E4M3);
+}
+__device__ __forceinline__ float2 Fp8Values(uint32_t codes) {
+  const __half2_raw pair =
+      __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), __NV_E4M3);
+  return __half22float2(__half2(pair));
+}
+
+// The e2m1 code; nearest even, clamped.
+__device__ __forceinline__ uint32_t Fp4Code(float x) {
+  const float a = fabsf(x);
+  const uint32_t magnitude = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) +
+                             (a >= 3.5f) + (a > 5.0f);
+  return magnitude | (__float_as_uint(x) >> 28 & 8u);
+}
+
+// Over the lanes of a warp in aligned groups of `kLanes`; the result is on every lane.
+template <int kLanes = 32>
+__device__ __forceinline__ float WarpMax(float x) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  }
+  return x;
+}
+template <int kLanes = 32>
+__device__ __forceinline__ float WarpSum(float x) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+    x += __shfl_xor_sync(0xffffffffu, x, offset);
   }
   return x;
 }

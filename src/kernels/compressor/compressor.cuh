@@ -1,0 +1,293 @@
+// The compressors of one layer on the device: a block finishes entries with 256 threads, thread i
+// holding channels 2i and 2i + 1 (index keys: the first 64 threads). Rows of earlier steps are read
+// from, and later rows written to, the state slot by one block a sequence, and every thread reads
+// and writes its own channels only, so the ring needs no barrier. Device code only.
+#pragma once
+
+#include "kernels/attention_prologue/attention_prologue_cuda.h"
+#include "kernels/compressor/compressor.h"
+#include "kernels/indexer/index_vector.cuh"
+#include "kernels/kv_entry/kv_entry.cuh"
+#include "kernels/quantize/quantize.cuh"
+#include "kernels/rope/rope.cuh"
+
+namespace fathom::kernels {
+
+inline constexpr int kCompressorThreads = 256;
+
+__device__ __forceinline__ float2 Add(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
+
+// One sequence's rows for the thread's channels of one compressor. kDim is d, kRatio 4 or 128.
+template <int kRatio, int kDim>
+class CompressorRows {
+ public:
+  static constexpr int kWidth = kRatio == 4 ? 2 * kDim : kDim;
+
+  __device__ CompressorRows(const CudaBatch& batch, const CudaCompressor& compressor, int seq,
+                            int64_t slot_bytes, int channel)
+      : p_(compressor), channel_(channel) {
+    first_ = batch.num_computed[seq];
+    first_row_ = batch.cu_seqlens_q[seq];
+    end_ = first_ + batch.cu_seqlens_q[seq + 1] - first_row_;
+    slot_ = compressor.state + batch.state_slots[seq] * slot_bytes;
+  }
+
+  __device__ int first() const { return first_; }
+  __device__ int end() const { return end_; }
+
+  struct Row {
+    float2 c, z;
+  };
+  // The pair at `column` of the channel pair's row; ape is added to fresh rows only.
+  __device__ Row Load(int position, int column) const {
+    if (position < first_) {
+      const float* row = RingRow(position) + column + channel_;
+      return {Pair(row), Pair(row + kWidth)};
+    }
+    const int64_t offset =
+        int64_t{first_row_ + position - first_} * p_.row_stride + column + channel_;
+    const float2 ape = Pair(p_.ape + position % kRatio * kWidth + column + channel_);
+    return {Pair(p_.c + offset), Add(Pair(p_.z + offset), ape)};
+  }
+
+  // Keeps the step's last rows for later steps.
+  __device__ void WriteRing() const {
+    for (int position = max(first_, end_ - kCompressorRingRows); position < end_; ++position) {
+#pragma unroll
+      for (int column = 0; column < kWidth; column += kDim) {
+        const Row row = Load(position, column);
+        float* out = RingRow(position) + column + channel_;
+        *reinterpret_cast<float2*>(out) = row.c;
+        *reinterpret_cast<float2*>(out + kWidth) = row.z;
+      }
+    }
+  }
+
+  // Ratio 128.
+  __device__ int* merged_end() const { return reinterpret_cast<int*>(slot_); }
+  // The thread's pair of m (0), l (1) or acc (2).
+  __device__ float2* stored(int which) const {
+    return reinterpret_cast<float2*>(reinterpret_cast<float*>(slot_ + kC128StateHeaderBytes) +
+                                     which * kDim + channel_);
+  }
+
+ private:
+  __device__ static float2 Pair(const float* p) { return *reinterpret_cast<const float2*>(p); }
+  __device__ float* RingRow(int position) const {
+    auto* rows = reinterpret_cast<float*>(slot_);
+    if (kRatio == 128) rows += kC128StateHeaderBytes / 4 + 3 * kDim;
+    return rows + position % kCompressorRingRows * 2 * kWidth;
+  }
+
+  const CudaCompressor& p_;
+  int channel_;
+  int first_ = 0;
+  int first_row_ = 0;
+  int end_ = 0;
+  std::byte* slot_ = nullptr;
+};
+
+// The softmax pool of ratio-4 entry j.
+template <int kDim>
+__device__ float2 PoolC4(const CompressorRows<4, kDim>& rows, int j) {
+  using Row = typename CompressorRows<4, kDim>::Row;
+  constexpr float kNothing = -__builtin_huge_valf();
+  Row pool[8];
+#pragma unroll
+  for (int r = 0; r < 8; ++r) {
+    const int position = 4 * j - 4 + r;
+    pool[r] =
+        position < 0 ? Row{{0, 0}, {kNothing, kNothing}} : rows.Load(position, r < 4 ? 0 : kDim);
+  }
+  float2 m = pool[7].z;
+#pragma unroll
+  for (int r = 0; r < 7; ++r) m = {fmaxf(m.x, pool[r].z.x), fmaxf(m.y, pool[r].z.y)};
+  float2 sum{0, 0}, out{0, 0};
+#pragma unroll
+  for (int r = 0; r < 8; ++r) {
+    const float2 e{expf(pool[r].z.x - m.x), expf(pool[r].z.y - m.y)};
+    sum = Add(sum, e);
+    out = {out.x + e.x * pool[r].c.x, out.y + e.y * pool[r].c.y};
+  }
+  return {out.x / sum.x, out.y / sum.y};
+}
+
+// One channel of the running softmax of a ratio-128 group.
+struct RunningSoftmax {
+  float m = -__builtin_huge_valf(), l = 0, acc = 0;
+
+  __device__ void Merge(float c, float z) {
+    // One of the two exponentials is exp(0) = 1.
+    const float e = expf(-fabsf(z - m));
+    const bool larger = z > m;
+    const float old_scale = larger ? e : 1.0f, new_scale = larger ? 1.0f : e;
+    m = fmaxf(m, z);
+    l = l * old_scale + new_scale;
+    acc = acc * old_scale + new_scale * c;
+  }
+};
+struct RunningPair {
+  RunningSoftmax x, y;
+
+  __device__ void Read(const CompressorRows<128, kHeadDim>& rows) {
+    const float2 m = *rows.stored(0), l = *rows.stored(1), acc = *rows.stored(2);
+    x = {m.x, l.x, acc.x};
+    y = {m.y, l.y, acc.y};
+  }
+  __device__ void Write(const CompressorRows<128, kHeadDim>& rows) const {
+    *rows.stored(0) = {x.m, y.m};
+    *rows.stored(1) = {x.l, y.l};
+    *rows.stored(2) = {x.acc, y.acc};
+  }
+  // Tokens [from, to).
+  __device__ void Merge(const CompressorRows<128, kHeadDim>& rows, int from, int to) {
+    constexpr int kAhead = 8;  // rows in flight
+    for (int position = from; position < to; position += kAhead) {
+      typename CompressorRows<128, kHeadDim>::Row row[kAhead];
+#pragma unroll
+      for (int r = 0; r < kAhead; ++r) {
+        if (position + r < to) row[r] = rows.Load(position + r, 0);
+      }
+#pragma unroll
+      for (int r = 0; r < kAhead; ++r) {
+        if (position + r >= to) continue;
+        x.Merge(row[r].c.x, row[r].z.x);
+        y.Merge(row[r].c.y, row[r].z.y);
+      }
+    }
+  }
+  __device__ float2 Pool() const { return {x.acc / x.l, y.acc / y.l}; }
+};
+
+// The sum over the block; every thread must call it. `sums` is shared memory for 8 floats.
+__device__ __forceinline__ float BlockSum256(float x, float* sums) {
+  x = WarpSum(x);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = x;
+  __syncthreads();
+  float sum = 0;
+#pragma unroll
+  for (int warp = 0; warp < kCompressorThreads / 32; ++warp) sum += sums[warp];
+  return sum;
+}
+
+struct CompressorShared {
+  float sums[8];
+  float key[kIndexDim];
+};
+
+// b() -> RMSNorm -> b() -> rope at position ratio * j -> b() -> stored. The whole block calls it.
+template <int kRatio, int kDim>
+__device__ void FinishEntry(const CudaAttentionPrologueParams& p, const CudaCompressor& compressor,
+                            int seq, int j, float2 pooled, CompressorShared& shared) {
+  const int i = threadIdx.x;
+  const bool active = 2 * i < kDim;
+  float2 x{0, 0};
+  if (active) x = {RoundBf16(pooled.x), RoundBf16(pooled.y)};
+  const float sum = BlockSum256(x.x * x.x + x.y * x.y, shared.sums);
+  const float scale = 1.0f / sqrtf(sum / static_cast<float>(kDim) + p.norm_eps);
+  if (active) {
+    const float2 weight = UnpackBf16(reinterpret_cast<const uint32_t*>(compressor.norm)[i]);
+    x = {RoundBf16(x.x * scale * weight.x), RoundBf16(x.y * scale * weight.y)};
+    const int pair = i - (kDim - kRopeDim) / 2;
+    if (pair >= 0) {
+      x = RotatePair(x, RopeAngle(kRatio * j, p.frequencies[pair]));
+      x = {RoundBf16(x.x), RoundBf16(x.y)};
+    }
+  }
+  const PagedEntries& cache = compressor.cache;
+  const int32_t block =
+      p.batch.block_tables[int64_t{seq} * p.batch.max_blocks + j / cache.entries_per_page];
+  const DeviceEntry entry = EntryAt(cache, block, j % cache.entries_per_page);
+  if constexpr (kDim == kHeadDim) {
+    StoreKvPair(x, i, entry);
+  } else {
+    if (active) reinterpret_cast<float2*>(shared.key)[i] = x;
+    __syncthreads();
+    if (i < 32) {
+      const float4 v = reinterpret_cast<const float4*>(shared.key)[i];
+      float key[4] = {v.x, v.y, v.z, v.w};
+      RotateIndexVectorWarp(key, i);
+      StoreIndexKeyWarp(key, i, p.index_dtype, entry);
+    }
+    __syncthreads();
+  }
+}
+
+// The channel pair whose rows this thread pools; index keys leave most threads idle (they repeat
+// the last pair).
+template <int kDim>
+__device__ __forceinline__ int ThreadChannel() {
+  return min(2 * static_cast<int>(threadIdx.x), kDim - 2);
+}
+
+// Entries of `seq` that need rows of earlier steps, then its state.
+template <int kDim>
+__device__ void CompressSequenceC4(const CudaAttentionPrologueParams& p,
+                                   const CudaCompressor& compressor, int seq,
+                                   CompressorShared& shared) {
+  if (p.batch.state_slots[seq] < 0) return;
+  const CompressorRows<4, kDim> rows(p.batch, compressor, seq, p.slot_bytes, ThreadChannel<kDim>());
+  for (int j = rows.first() / 4; 4 * j + 4 <= rows.end() && max(0, 4 * j - 4) < rows.first(); ++j) {
+    FinishEntry<4, kDim>(p, compressor, seq, j, PoolC4(rows, j), shared);
+  }
+  if (2 * threadIdx.x < kDim) rows.WriteRing();
+}
+
+__device__ inline void CompressSequenceC128(const CudaAttentionPrologueParams& p, int seq,
+                                            CompressorShared& shared) {
+  if (p.batch.state_slots[seq] < 0) return;
+  const CompressorRows<128, kHeadDim> rows(p.batch, p.main, seq, p.slot_bytes,
+                                           ThreadChannel<kHeadDim>());
+  const int first = rows.first(), end = rows.end();
+  if (first == end) return;
+  const int merged = first == 0 ? 0 : *rows.merged_end();
+  const int j = first / 128;
+  if (first % 128 != 0 && end >= 128 * j + 128) {
+    RunningPair sum;
+    if (merged > 128 * j) sum.Read(rows);
+    sum.Merge(rows, max(merged, 128 * j), 128 * j + 128);
+    FinishEntry<128, kHeadDim>(p, p.main, seq, j, sum.Pool(), shared);
+  }
+  const int target = max(merged, end - kCompressorMaxRollback), begin = target / 128 * 128;
+  RunningPair sum;
+  if (merged > begin) sum.Read(rows);
+  sum.Merge(rows, max(merged, begin), target);
+  sum.Write(rows);
+  rows.WriteRing();
+  __syncthreads();  // all have read the old one
+  if (threadIdx.x == 0) *rows.merged_end() = target;
+}
+
+// Entries completed by tokens [kRatio * group, kRatio * group + kRatio) of the step that need this
+// step's rows only.
+template <int kRatio, int kDim>
+__device__ void CompressFresh(const CudaAttentionPrologueParams& p,
+                              const CudaCompressor& compressor, int group,
+                              CompressorShared& shared) {
+  for (int t = kRatio * group; t < min(kRatio * group + kRatio, p.batch.num_tokens); ++t) {
+    const int seq = p.batch.token_seq[t];
+    if (seq < 0) continue;
+    const int position = p.batch.positions[t];
+    if (position % kRatio != kRatio - 1) {
+      // Skip to the next token of this sequence that could complete an entry.
+      t += min(kRatio - 2 - position % kRatio, p.batch.cu_seqlens_q[seq + 1] - 1 - t);
+      continue;
+    }
+    const int j = position / kRatio;
+    const CompressorRows<kRatio, kDim> rows(p.batch, compressor, seq, p.slot_bytes,
+                                            ThreadChannel<kDim>());
+    if (max(0, kRatio == 4 ? 4 * j - 4 : 128 * j) < rows.first()) continue;
+    float2 pooled;
+    if constexpr (kRatio == 4) {
+      pooled = PoolC4(rows, j);
+    } else {
+      RunningPair sum;
+      sum.Merge(rows, 128 * j, 128 * j + 128);
+      pooled = sum.Pool();
+    }
+    FinishEntry<kRatio, kDim>(p, compressor, seq, j, pooled, shared);
+  }
+}
+
+}  // namespace fathom::kernels
