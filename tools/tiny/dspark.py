@@ -144,6 +144,11 @@ def acceptance(model, w, tokenizer, count):
     return out
 
 
+def rate(progress, step):
+    """Warm up, hold, then fall linearly to 2% over the second half."""
+    return min(1.0, (step + 1) / 50, max(0.02, 2 * (1 - progress)))
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", required=True, help="the target's checkpoint folder")
@@ -174,7 +179,7 @@ def main():
         loss, confidence, right, masks = losses(model, fixed | learned, kept, tokens, weight, *anchors(tokens, weight, generator))
         (loss + 0.1 * confidence).backward()
         optimizer.step(masters, {n: v.grad for n, v in learned.items() if v.grad is not None},
-                       min(1.0, (step + 1) / 50, max(0.02, (args.steps - step) / (0.5 * args.steps))))
+                       rate(max(step / args.steps, (time.time() - began) / (60 * args.minutes)), step))
         balance(masters, masks)
         if step % 50 == 0:
             print(f"{step} loss {loss.item():.4f} confidence {confidence.item():.4f} right "

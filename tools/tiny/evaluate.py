@@ -9,6 +9,8 @@ value of a needle, the whole text elsewhere. In PyTorch they are teacher-forced:
 expected answer, reasoning included, is the most likely one, which is what greedy decoding would write.
 """
 import argparse
+import concurrent.futures
+import itertools
 import json
 import re
 import statistics
@@ -55,20 +57,20 @@ def ask(url, model, case, limit):
     return said.get("content") or "", calls, choice["finish_reason"]
 
 
-def through_api(url, abilities, count, limit):
-    with urllib.request.urlopen(url + "/v1/models", timeout=60) as answer:
+def through_api(urls, abilities, count, limit, clients):
+    with urllib.request.urlopen(urls[0] + "/v1/models", timeout=60) as answer:
         model = json.load(answer)["data"][0]["id"]
     stopped = asked = 0
-    for ability in abilities:
-        right = 0
-        for case in data.cases(ability, count):
-            text, calls, reason = ask(url, model, case, limit)
-            good = ability == "stories" or correct(case["expect"], text, calls)
-            right += good
-            stopped, asked = stopped + (reason in ("stop", "tool_calls")), asked + 1
-        if ability != "stories":
-            line(ability, right / count)
-    line("stops", stopped / asked)
+    with concurrent.futures.ThreadPoolExecutor(clients) as pool:
+        for ability in abilities:
+            cases = data.cases(ability, count)
+            answers = list(pool.map(lambda case, url: ask(url, model, case, limit), cases, itertools.cycle(urls)))
+            if ability != "stories":
+                line(ability, statistics.mean(correct(c["expect"], text, calls) for c, (text, calls, _) in zip(cases, answers)))
+            if cases[0]["messages"]:
+                stopped, asked = stopped + sum(a[2] in ("stop", "tool_calls") for a in answers), asked + count
+    if asked:
+        line("stops", stopped / asked)
 
 
 def line(ability, share):
@@ -106,6 +108,8 @@ def with_torch(folder, abilities, count, breaks, threads):
             seen = "" if name == "none" else f" ({exact - base[ability][0]:+.1%}, loss {loss - base[ability][1]:+.4f})"
             base.setdefault(ability, (exact, loss))
             print(f"  {ability:14s} exact {exact:6.1%}  loss {loss:.4f}  draft {agree:6.1%}{seen}", flush=True)
+    if breaks:
+        return
     prompts = [c for a in ("tools", "sums", "chat", "stories") for c in data.cases(a, max(4, count // 4))]
     print(f"stops by itself {stops(model, w, tokenizer, prompts):.1%} of {len(prompts)}")
 
@@ -121,18 +125,19 @@ def stops(model, w, tokenizer, cases):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     where = p.add_mutually_exclusive_group(required=True)
-    where.add_argument("--url")
+    where.add_argument("--url", help="of a server, or of several that share the cases, with commas between them")
     where.add_argument("--torch", metavar="FOLDER")
     p.add_argument("--cases", type=int, default=200)
     p.add_argument("--abilities", default="tools,renamed_tools,tool_result,sums,needle_2k,needle_8k,passage,chat,stories,"
                    "echo_128,echo_256,echo_512")
     p.add_argument("--breaks", action="store_true")
     p.add_argument("--max-tokens", type=int, default=256)
-    p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--threads", type=int, default=2, help="of PyTorch")
+    p.add_argument("--clients", type=int, default=4, help="requests at a time, with --url")
     args = p.parse_args()
     abilities = args.abilities.split(",")
     if args.url:
-        through_api(args.url.rstrip("/"), abilities, args.cases, args.max_tokens)
+        through_api([u.rstrip("/") for u in args.url.split(",")], abilities, args.cases, args.max_tokens, args.clients)
     else:
         with_torch(args.torch, abilities, args.cases, args.breaks, args.threads)
 

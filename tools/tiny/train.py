@@ -47,6 +47,9 @@ def report(model, masters, tokenizer, count):
     w = tiny.prepare(masters)
     for name, (exact, loss, agree) in scoring.table(model, w, tokenizer, count).items():
         print(f"  {name:12s} exact {exact:.3f} loss {loss:.4f} draft {agree:.3f}", flush=True)
+    quantized = scoring.held_out_loss(model, w, tokenizer, tiny.Options())
+    plain = scoring.held_out_loss(model, tiny.prepare(masters, quantize=False), tokenizer, tiny.Options(quantize=False))
+    print(f"  held-out loss {quantized:.4f} quantized, {plain:.4f} in BF16: {quantized / plain - 1:+.2%}", flush=True)
 
 
 def checkpoint(args, masters, optimizer, step):
