@@ -159,8 +159,12 @@ void AddLifeFlags(std::vector<ServeFlag>* flags) {
                          }));
   flags->push_back(
       Works("keep-alive-interval", "SECONDS",
-            "a sign of life on a stream that is silent for so long (default 10)",
+            "a sign of life on an answer that is silent for so long (default 10)",
             SetNumber(&ServeOptions::keep_alive_interval_s, 1, 3600, "keep-alive-interval")));
+  flags->push_back(
+      Works("resume-window", "SECONDS",
+            "how long a stream that asked for it can be resumed (default 15; 0: never)",
+            SetNumber(&ServeOptions::resume_window_s, 0, 3600, "resume-window")));
   flags->push_back(Works("log-level", "LEVEL", "debug, info, warning or error (default info)",
                          [](const Values& v, ServeOptions& o) -> Status {
                            RETURN_IF_ERROR(

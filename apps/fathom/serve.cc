@@ -58,6 +58,7 @@ api::ApiOptions MakeApiOptions(const ServeOptions& options, const ModelSession& 
   out.raw_special_tokens = options.raw_special_tokens;
   if (options.model.seed != 0) out.seed = options.model.seed;
   out.limits = options.limits;
+  out.resumable_streams.window = std::chrono::seconds(options.resume_window_s);
   out.keep_alive_interval = std::chrono::seconds(options.keep_alive_interval_s);
   out.http_limits = options.http_limits;
   out.num_io_threads = options.num_io_threads;

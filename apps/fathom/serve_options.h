@@ -51,6 +51,7 @@ struct ServeOptions {
   int max_queue = 1024;
   double drain_timeout_s = 30;
   int keep_alive_interval_s = 10;
+  int resume_window_s = 15;
   std::string log_level = "info";
 };
 

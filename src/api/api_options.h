@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "api/resumable_stream.h"
 #include "http/limits.h"
 #include "json/json.h"
 #include "request/sampling_params.h"
@@ -42,6 +43,7 @@ struct ApiOptions {
   std::optional<uint64_t> seed;  // of requests that bring none; unset: from the system
   std::chrono::milliseconds keep_alive_interval{10'000};  // comments on silent streams
   size_t replay_bytes = size_t{64} << 20;  // for answers remembered as they were sampled
+  ResumableStreams::Options resumable_streams;
   RequestLimits limits;
   http::Limits http_limits;
 };

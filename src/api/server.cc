@@ -4,15 +4,19 @@
 
 #include <algorithm>
 #include <ctime>
+#include <functional>
 #include <string>
 #include <utility>
 
 #include "api/anthropic/handlers.h"
 #include "api/anthropic/wire.h"
 #include "api/auth.h"
+#include "api/background.h"
+#include "api/deferred_writer.h"
 #include "api/http_metrics.h"
 #include "api/openai/answer_format.h"
 #include "api/openai/handlers.h"
+#include "api/resumable_stream.h"
 #include "api/server_context.h"
 #include "api/tagged_writer.h"
 #include "api/thinking_mode.h"
@@ -37,17 +41,40 @@ http::Response PlainResponse(int status, std::string body) {
           .body = std::move(body)};
 }
 
+using Handle = std::function<void(const http::Request&, const Writer&)>;
+
+// A longer body is parsed and tokenized in the background: at some 20 MB a second, this is what an
+// io thread's other clients may have to wait for.
+constexpr size_t kInlineBodyBytes = 16 << 10;
+constexpr int kBackgroundThreads = 2;
+constexpr size_t kMaxWaitingLongRequests = 256;
+
+const ApiError kOverloaded{.status = 429,
+                           .message = "Too many long requests wait to be read: try again later.",
+                           .param = "",
+                           .code = "server_overloaded"};
+const ApiError kNoStream{.status = 404,
+                         .message =
+                             "There is no stream with this Last-Event-ID: it is over, or "
+                             "was left for too long. Send the request without the header.",
+                         .param = "",
+                         .code = "stream_not_found"};
 const ApiError kDraining{.status = 503,
                          .message = "The server is shutting down.",
                          .param = "",
                          .code = "server_draining"};
 
 // An error outside of the handlers, in the form that the path's clients read.
+http::Response ErrorBody(const ApiError& error, const http::Request& request,
+                         const std::string& request_id) {
+  return anthropic::IsAnthropicPath(request.path) ? anthropic::ErrorResponse(error, request_id)
+                                                  : openai::ErrorResponse(error);
+}
+
+// The same, with the id as a header.
 http::Response ErrorResponse(const ApiError& error, const http::Request& request) {
   const http::Header tag = RequestIdHeader(request);
-  const bool is_anthropic = anthropic::IsAnthropicPath(request.path);
-  http::Response response =
-      is_anthropic ? anthropic::ErrorResponse(error, tag.value) : openai::ErrorResponse(error);
+  http::Response response = ErrorBody(error, request, tag.value);
   response.headers.push_back(tag);
   return response;
 }
@@ -69,6 +96,7 @@ class OpenAiServer final : public ApiServer {
                  .metrics = metrics,
                  .start_time = static_cast<int64_t>(std::time(nullptr))},
         keys_(context_.options.api_keys),
+        streams_(context_.options.resumable_streams),
         http_(http::Server::Create(HttpOptions())) {
     RouteProbes();
     RouteOpenAi();
@@ -88,12 +116,18 @@ class OpenAiServer final : public ApiServer {
   void Route(const char* method, const char* path, OpenAiHandler handler);
   // A route that starts a generation: 503 while draining.
   void RouteGeneration(const char* path, OpenAiHandler handler);
+  // What such a route does: goes on with a stream, or begins an answer.
+  void Generate(http::Request request, const std::string& request_id, Writer writer, Handle handle);
+  // Runs a handler where it holds up nobody.
+  void Run(http::Request request, const std::string& request_id, Writer writer, Handle handle);
   std::optional<http::Response> Admit(const http::Request& request) const;
 
   ServerContext context_;
   const ApiKeys keys_;
+  ResumableStreams streams_;
   bool stopped_ = false;
   const std::unique_ptr<http::Server> http_;
+  Background background_{kBackgroundThreads, kMaxWaitingLongRequests};
 };
 
 http::ServerOptions OpenAiServer::HttpOptions() {
@@ -127,17 +161,45 @@ std::optional<http::Response> OpenAiServer::Admit(const http::Request& request) 
 
 void OpenAiServer::Route(const char* method, const char* path, OpenAiHandler handler) {
   http_->Route(method, path, [this, handler](http::Request request, Writer writer) {
-    http::Header tag = RequestIdHeader(request);
-    handler(context_, request, TagWriter(std::move(writer), std::move(tag)));
+    const http::Header tag = RequestIdHeader(request);
+    Run(std::move(request), tag.value, TagWriter(std::move(writer), tag),
+        [this, handler](const http::Request& r, const Writer& w) { handler(context_, r, w); });
   });
+}
+
+void OpenAiServer::Run(http::Request request, const std::string& request_id, Writer writer,
+                       Handle handle) {
+  if (request.body.size() <= kInlineBodyBytes) return handle(request, writer);
+  auto deferred = std::make_shared<DeferredWriter>(writer);
+  const auto shared = std::make_shared<http::Request>(std::move(request));
+  const bool accepted = background_.TryRun([shared, deferred, handle = std::move(handle)] {
+    // Released even if the handler throws: then the answer is a 500.
+    const std::unique_ptr<DeferredWriter, void (*)(DeferredWriter*)> release(
+        deferred.get(), [](DeferredWriter* held) { held->Release(); });
+    handle(*shared, deferred);
+  });
+  if (!accepted) writer->Send(ErrorBody(kOverloaded, *shared, request_id));
+}
+
+void OpenAiServer::Generate(http::Request request, const std::string& request_id, Writer writer,
+                            Handle handle) {
+  const std::string* last_event_id = request.FindHeader("Last-Event-ID");
+  const std::string* resumable = request.FindHeader("X-Resumable-Stream");
+  if (last_event_id != nullptr && !last_event_id->empty()) {
+    if (streams_.Resume(*last_event_id, CallerScope(request, ""), writer)) return;
+    return writer->Send(ErrorBody(kNoStream, request, request_id));
+  }
+  if (context_.draining) return writer->Send(ErrorBody(kDraining, request, request_id));
+  if (resumable != nullptr && http::EqualsIgnoringCase(*resumable, "true"))
+    writer = streams_.Begin(std::move(writer), CallerScope(request, ""));
+  Run(std::move(request), request_id, std::move(writer), std::move(handle));
 }
 
 void OpenAiServer::RouteGeneration(const char* path, OpenAiHandler handler) {
   http_->Route("POST", path, [this, handler](http::Request request, Writer writer) {
-    http::Header tag = RequestIdHeader(request);
-    writer = TagWriter(std::move(writer), std::move(tag));
-    if (!context_.draining) return handler(context_, request, writer);
-    writer->Send(openai::ErrorResponse(kDraining));
+    const http::Header tag = RequestIdHeader(request);
+    Generate(std::move(request), tag.value, TagWriter(std::move(writer), tag),
+             [this, handler](const http::Request& r, const Writer& w) { handler(context_, r, w); });
   });
 }
 
@@ -191,9 +253,11 @@ void OpenAiServer::RouteAnthropic() {
     http_->Route("POST", path, [this, generates, handler](http::Request request, Writer writer) {
       const http::Header tag = RequestIdHeader(request);
       writer = TagWriter(TagWriter(std::move(writer), tag), {"request-id", tag.value});
-      if (generates && context_.draining)
-        return writer->Send(anthropic::ErrorResponse(kDraining, tag.value));
-      handler(context_, request, tag.value, writer);
+      Handle handle = [this, handler, id = tag.value](const http::Request& r, const Writer& w) {
+        handler(context_, r, id, w);
+      };
+      generates ? Generate(std::move(request), tag.value, std::move(writer), std::move(handle))
+                : Run(std::move(request), tag.value, std::move(writer), std::move(handle));
     });
   };
   for (const std::string base : {"/v1/messages", "/anthropic/v1/messages", "/anthropic/messages"}) {

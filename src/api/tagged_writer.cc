@@ -25,6 +25,10 @@ class TaggedWriter final : public http::ResponseWriter {
   void SetKeepAlive(std::chrono::milliseconds interval, std::string text) override {
     writer_->SetKeepAlive(interval, std::move(text));
   }
+  void KeepWholeAlive(std::chrono::milliseconds interval, http::Response head) override {
+    head.headers.push_back(tag_);
+    writer_->KeepWholeAlive(interval, std::move(head));
+  }
   void OnDisconnect(std::function<void()> callback) override {
     writer_->OnDisconnect(std::move(callback));
   }

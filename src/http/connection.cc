@@ -52,6 +52,9 @@ class ExchangeWriter final : public ResponseWriter {
   void OnDisconnect(std::function<void()> callback) override {
     if (!done_) connection_->SetDisconnectCallback(std::move(callback));
   }
+  void KeepWholeAlive(std::chrono::milliseconds interval, Response head) override {
+    if (!done_) connection_->KeepWholeAlive(interval, std::move(head));
+  }
   void Post(std::function<void()> function) override { connection_->Post(std::move(function)); }
 
  private:
@@ -262,9 +265,17 @@ void Connection::OnTimer() {
     return Disconnect();
   if (read_deadline && now >= *read_deadline) OnReadTimeout();
   if (!closed_ && keep_alive_interval_.count() > 0 && now >= last_write_ + keep_alive_interval_) {
-    WriteStream(std::string(keep_alive_text_));
+    SendKeepAlive();
   }
   ArmTimer();
+}
+
+void Connection::SendKeepAlive() {
+  if (whole_head_) {
+    whole_status_ = whole_head_->status;
+    BeginStream(*std::exchange(whole_head_, std::nullopt));
+  }
+  WriteStream(std::string(keep_alive_text_));
 }
 
 void Connection::OnReadTimeout() {

@@ -63,6 +63,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   void EndStream();
   void AbandonExchange();
   void SetKeepAlive(std::chrono::milliseconds interval, std::string text);
+  void KeepWholeAlive(std::chrono::milliseconds interval, Response head);
   void SetDisconnectCallback(std::function<void()> callback);
   void Post(std::function<void()> function);  // any thread
 
@@ -90,6 +91,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   void ArmTimer();
   void OnTimer();
   void OnReadTimeout();
+  void SendKeepAlive();
   void Linger();
   void Disconnect();
 
@@ -121,6 +123,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   std::function<void()> on_disconnect_;
   std::chrono::milliseconds keep_alive_interval_{0};
   std::string keep_alive_text_;
+  std::optional<Response> whole_head_;  // of a whole answer that is kept alive; not sent yet
+  int whole_status_ = 0;                // sent: that of whole_head_
   TimePoint last_write_;
 
   std::string in_flight_;  // being written

@@ -46,6 +46,13 @@ void Connection::QueueHead(const Response& head, std::optional<size_t> content_l
 
 void Connection::SendResponse(Response response) {
   if (closed_) return;
+  if (whole_status_ != 0) {
+    if (response.status != whole_status_) return Disconnect();
+    WriteStream(response.body);
+    return EndStream();
+  }
+  whole_head_.reset();
+  keep_alive_interval_ = {};
   QueueHead(response, response.body.size());
   if (method_ != "HEAD") queued_ += response.body;
   response_complete_ = true;
@@ -91,6 +98,12 @@ void Connection::SetKeepAlive(std::chrono::milliseconds interval, std::string te
   ArmTimer();
 }
 
+void Connection::KeepWholeAlive(std::chrono::milliseconds interval, Response head) {
+  if (closed_ || response_complete_) return;
+  whole_head_ = std::move(head);
+  SetKeepAlive(interval, "\n");
+}
+
 void Connection::SetDisconnectCallback(std::function<void()> callback) {
   if (closed_) return Post(std::move(callback));
   on_disconnect_ = std::move(callback);
@@ -129,6 +142,8 @@ void Connection::FinishExchange() {
   status_ = 0;
   on_disconnect_ = nullptr;
   keep_alive_interval_ = {};
+  whole_head_.reset();
+  whole_status_ = 0;
   in_flight_ = {};  // an idle connection holds no buffers
   queued_ = {};
   if (close_after_) {

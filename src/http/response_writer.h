@@ -30,6 +30,10 @@ class ResponseWriter {
   virtual void End() = 0;
   // Writes `text` whenever the stream has been silent for `interval`.
   virtual void SetKeepAlive(std::chrono::milliseconds interval, std::string text) = 0;
+  // For an answer that is sent whole: if Send has not come after `interval`, `head` is sent and a
+  // newline every `interval` (JSON may begin with them). What is sent then must have head's status;
+  // an answer with another status cuts the connection, so that no client takes it for a success.
+  virtual void KeepWholeAlive(std::chrono::milliseconds interval, Response head) = 0;
 
   // Called once if the client goes away before the answer is complete, also while nothing is being
   // written.

@@ -53,9 +53,7 @@ MaybeError AnswerChat(const ServerContext& context, const http::Request& http_re
       .in_reasoning = in_reasoning};
   if (!stream) {
     auto answer = std::make_shared<ChatWholeAnswer>(context, std::move(spec), writer);
-    return std::make_shared<Generation>(&context.engine, std::move(choices), writer,
-                                        std::move(answer))
-        ->Start();
+    return StartWhole(context, std::move(choices), std::move(answer), writer);
   }
   auto answer = std::make_shared<ChatStreamAnswer>(context, std::move(spec), writer);
   const auto generation =

@@ -48,10 +48,11 @@ MaybeError AnswerCompletion(const ServerContext& context, const http::Request& h
   Envelope envelope = MakeEnvelope(request->params, "cmpl-", "text_completion", request->model);
   auto answer =
       std::make_shared<CompletionAnswer>(context, std::move(envelope), *std::move(request), writer);
+  if (!stream) return StartWhole(context, *std::move(choices), std::move(answer), writer);
   const auto generation =
       std::make_shared<Generation>(&context.engine, *std::move(choices), writer, answer);
   if (MaybeError error = generation->Start()) return error;
-  if (stream) answer->Begin();
+  answer->Begin();
   return std::nullopt;
 }
 

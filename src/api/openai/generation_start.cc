@@ -48,6 +48,16 @@ Generation::Choice MakeChoice(const ServerContext& context, const GenerationPara
   return {std::move(request), std::move(text)};
 }
 
+MaybeError StartWhole(const ServerContext& context, std::vector<Generation::Choice> choices,
+                      std::shared_ptr<GenerationListener> answer,
+                      const std::shared_ptr<http::ResponseWriter>& writer) {
+  const auto generation =
+      std::make_shared<Generation>(&context.engine, std::move(choices), writer, std::move(answer));
+  if (MaybeError error = generation->Start()) return error;
+  writer->KeepWholeAlive(context.options.keep_alive_interval, {.headers = {}, .body = ""});
+  return std::nullopt;
+}
+
 Envelope MakeEnvelope(const GenerationParams& params, std::string_view id_prefix,
                       std::string_view object, std::string_view model) {
   const std::string& client_id = params.client_request_id;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,11 @@ using AnswerParser = std::optional<text::ToolCallParser::Options>;
 Generation::Choice MakeChoice(const ServerContext& context, const GenerationParams& params,
                               std::vector<int32_t> prompt, int max_tokens, int choice_idx,
                               const AnswerParser& parser);
+
+// Starts the sequences of an answer that is sent whole, and keeps its connection alive until then.
+MaybeError StartWhole(const ServerContext& context, std::vector<Generation::Choice> choices,
+                      std::shared_ptr<GenerationListener> answer,
+                      const std::shared_ptr<http::ResponseWriter>& writer);
 
 Envelope MakeEnvelope(const GenerationParams& params, std::string_view id_prefix,
                       std::string_view object, std::string_view model);
