@@ -12,6 +12,7 @@
 #include "json/json.h"
 #include "request/sampling_params.h"
 #include "text/chat_encoder.h"
+#include "text/grammar_compiler.h"
 #include "text/tokenizer.h"
 
 namespace fathom::api {
@@ -43,8 +44,10 @@ struct ApiOptions {
   std::optional<uint64_t> seed;  // of requests that bring none; unset: from the system
   std::chrono::milliseconds keep_alive_interval{10'000};  // comments on silent streams
   size_t replay_bytes = size_t{64} << 20;  // for answers remembered as they were sampled
+  size_t response_store_bytes = size_t{256} << 20;  // for what previous_response_id may name
   ResumableStreams::Options resumable_streams;
   RequestLimits limits;
+  text::GrammarCompilerOptions grammar;
   http::Limits http_limits;
 };
 

@@ -17,6 +17,7 @@
 #include "api/openai/answer_format.h"
 #include "api/openai/handlers.h"
 #include "api/resumable_stream.h"
+#include "api/responses/handlers.h"
 #include "api/server_context.h"
 #include "api/tagged_writer.h"
 #include "api/thinking_mode.h"
@@ -244,6 +245,9 @@ void OpenAiServer::RouteOpenAi() {
   for (const char* path : {"/v1/completions", "/completions", "/beta/completions"}) {
     RouteGeneration(path, openai::HandleCompletions);
   }
+  RouteGeneration("/v1/responses", responses::HandleCreate);
+  Route("GET", "/v1/responses/*", responses::HandleGet);
+  Route("DELETE", "/v1/responses/*", responses::HandleDelete);
   Route("POST", "/tokenize", openai::HandleTokenize);
   Route("POST", "/detokenize", openai::HandleDetokenize);
 }
@@ -276,6 +280,7 @@ void OpenAiServer::Stop(std::chrono::milliseconds drain_timeout) {
   if (std::exchange(stopped_, true)) return;
   context_.draining = true;
   context_.engine.Drain(drain_timeout);
+  context_.grammars->Stop();  // its answers go through connections
   http_->Stop(kFlushTime);
 }
 

@@ -10,8 +10,10 @@
 #include "api/api_options.h"
 #include "api/replay/reasoning_seal.h"
 #include "api/replay/replay_store.h"
+#include "api/responses/response_store.h"
 #include "base/metrics.h"
 #include "engine/engine.h"
+#include "text/grammar_compiler.h"
 #include "text/tokenizer.h"
 
 namespace fathom::api {
@@ -36,6 +38,10 @@ struct ServerContext {
   const std::unique_ptr<const ReasoningSeal> reasoning_seal =
       std::make_unique<ReasoningSeal>(SealSecret(options));
   const std::unique_ptr<ReplayStore> replay = std::make_unique<ReplayStore>(options.replay_bytes);
+  const std::unique_ptr<responses::ResponseStore> responses =
+      std::make_unique<responses::ResponseStore>(options.response_store_bytes);
+  const std::unique_ptr<text::GrammarCompiler> grammars =
+      text::GrammarCompiler::Make(tokenizer, model.special_tokens, options.grammar);
 
   const std::string& default_model_name() const { return options.served_model_names.front(); }
 };

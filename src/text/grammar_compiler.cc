@@ -52,9 +52,12 @@ class ThreadedCompiler final : public GrammarCompiler {
       threads_.push_back(std::make_unique<DeepThread>([this] { Run(); }));
     }
   }
-  ~ThreadedCompiler() override {
+  ~ThreadedCompiler() override { Stop(); }
+
+  void Stop() override {
     stopping_ = true;
     formats_.Close();
+    const std::lock_guard lock(threads_mutex_);
     threads_.clear();
   }
 
@@ -90,7 +93,8 @@ class ThreadedCompiler final : public GrammarCompiler {
 
   std::atomic<bool> stopping_{false};
   BoundedQueue<std::string> formats_;
-  std::vector<std::unique_ptr<DeepThread>> threads_;
+  std::mutex threads_mutex_;
+  std::vector<std::unique_ptr<DeepThread>> threads_;  // guarded by threads_mutex_
 };
 
 void ThreadedCompiler::Compile(const std::string& format, Done done) {

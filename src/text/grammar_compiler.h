@@ -29,12 +29,15 @@ class GrammarCompiler {
   static std::unique_ptr<GrammarCompiler> Make(const Tokenizer& tokenizer,
                                                const SpecialTokens& special,
                                                const GrammarCompilerOptions& options);
-  // Ends what is compiling; every `done` is called.
-  virtual ~GrammarCompiler() = default;
+  virtual ~GrammarCompiler() = default;  // stops
 
   // Calls `done` once: now, when the format is known, else later on a compiler's thread, where it
   // must return at once. kInvalidArgument: the format; kUnavailable: too many are waiting.
   virtual void Compile(const std::string& format, Done done) = 0;
+
+  // Ends what is compiling; every `done` has been called when it returns. Then Compile gives what
+  // is cached and refuses the rest.
+  virtual void Stop() = 0;
 
   virtual size_t cache_bytes() const = 0;
 };

@@ -16,16 +16,6 @@ void ReadLogprobs(FieldReader* fields, int max_logprobs, request::SamplingParams
   if (logprobs) sampling->num_logprobs = static_cast<int>(top);
 }
 
-void ReadResponseFormat(FieldReader* fields) {
-  const json::Value* format = fields->Object("response_format");
-  if (format == nullptr) return;
-  const json::Value* type = format->Find("type");
-  if (type != nullptr && type->is_string() && type->AsString() == "text") return;
-  fields->Fail("response_format",
-               fmt::format("response_format type {} is not served: send text, or remove the field",
-                           type == nullptr ? "nothing" : ShortDump(*type)));
-}
-
 bool ReadContinuation(FieldReader* fields) {
   const bool continues = fields->Bool("continue_final_message").value_or(false);
   const std::optional<bool> add_prompt = fields->Bool("add_generation_prompt");
@@ -59,7 +49,11 @@ Parsed<ChatRequest> ParseChatRequest(const json::Value& body, const ServerContex
                                   context.options.effort_profile);
   request.tool_use = ReadTools(&fields, context.options.limits);
   request.include_reasoning = fields.Bool("include_reasoning").value_or(true);
-  ReadResponseFormat(&fields);
+  ReadContentRules(&fields, &request.rules);
+  if (const MaybeError error =
+          ReadCallRules(request.tool_use.tools, request.tool_use.choice, &request.rules)) {
+    fields.Fail(*error);
+  }
   RefuseUnsupportedFields(&fields);
   if (!fields.ok()) return *fields.error();
 

@@ -10,6 +10,7 @@
 #include "api/generation_params.h"
 #include "api/openai/chat_messages.h"
 #include "api/openai/tools.h"
+#include "api/output_rules.h"
 #include "api/thinking_mode.h"
 
 namespace fathom::api::openai {
@@ -20,6 +21,7 @@ struct ChatRequest {
   ThinkingChoice thinking;
   ChatMessages conversation;
   ToolUse tool_use;
+  OutputRules rules;
   bool include_reasoning = true;
 };
 

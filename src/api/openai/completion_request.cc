@@ -132,9 +132,7 @@ Parsed<CompletionRequest> ParseCompletionRequest(const json::Value& body,
   if (best_of && *best_of != request.params.num_choices) {
     fields.Fail("best_of", "best_of other than n is not served: send n");
   }
-  const json::Value* format = fields.Find("response_format");
-  if (format != nullptr)
-    fields.Fail("response_format", "response_format is not served here; remove the field");
+  ReadContentRules(&fields, &request.rules);
   RefuseUnsupportedFields(&fields);
   if (!fields.ok()) return *fields.error();
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "api/generation_params.h"
+#include "api/output_rules.h"
 
 namespace fathom::api::openai {
 
@@ -24,6 +25,7 @@ struct CompletionRequest {
   std::string model;
   GenerationParams params;
   std::vector<CompletionPrompt> prompts;
+  OutputRules rules;
 };
 
 // `body` is a JSON object.

@@ -28,8 +28,9 @@ uint64_t SeedOf(const ServerContext& context, const GenerationParams& params, re
 
 Generation::Choice MakeChoice(const ServerContext& context, const GenerationParams& params,
                               std::vector<int32_t> prompt, int max_tokens, int choice_idx,
-                              const AnswerParser& parser) {
+                              const AnswerParser& parser, const GrammarPtr& grammar) {
   request::Request request;
+  if (grammar != nullptr) request.constraint = grammar->NewConstraint();
   request.id = context.engine.NextRequestId();
   request.prompt_token_ids = std::move(prompt);
   request.sampling = params.sampling;

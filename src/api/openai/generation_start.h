@@ -11,6 +11,7 @@
 #include "api/generation.h"
 #include "api/generation_params.h"
 #include "api/openai/answer_format.h"
+#include "api/output_rules.h"
 #include "api/server_context.h"
 
 namespace fathom::api::openai {
@@ -20,10 +21,10 @@ namespace fathom::api::openai {
 using AnswerParser = std::optional<text::ToolCallParser::Options>;
 
 // One sequence, ready to submit. `prompt` fits the context; `choice_idx` varies the seed among
-// equal prompts.
+// equal prompts; `grammar` holds the answer to its form, unless it is null.
 Generation::Choice MakeChoice(const ServerContext& context, const GenerationParams& params,
                               std::vector<int32_t> prompt, int max_tokens, int choice_idx,
-                              const AnswerParser& parser);
+                              const AnswerParser& parser, const GrammarPtr& grammar = nullptr);
 
 // Starts the sequences of an answer that is sent whole, and keeps its connection alive until then.
 MaybeError StartWhole(const ServerContext& context, std::vector<Generation::Choice> choices,

@@ -49,20 +49,56 @@ Parsed<Value> ReadTool(const Value& tool, const std::string& place) {
   return out;
 }
 
+const Value* NameIn(const Value& choice) {
+  const Value* function = choice.Find("function");
+  const Value* name = (function != nullptr ? *function : choice).Find("name");
+  return name != nullptr && name->is_string() ? name : nullptr;
+}
+
+// {type: allowed_tools, allowed_tools: {mode, tools}}: the tools that may be called; the prompt
+// shows all.
+bool ReadAllowedTools(const Value& choice, ToolUse* use) {
+  const Value* allowed = choice.Find("allowed_tools");
+  const Value* mode = allowed != nullptr ? allowed->Find("mode") : nullptr;
+  const Value* tools = allowed != nullptr ? allowed->Find("tools") : nullptr;
+  if (mode == nullptr || !mode->is_string() || tools == nullptr || !tools->is_array()) return false;
+  if (mode->AsString() != "auto" && mode->AsString() != "required") return false;
+  if (mode->AsString() == "required") use->choice.mode = ToolChoice::Mode::kRequired;
+  for (const Value& tool : tools->items()) {
+    const Value* name = NameIn(tool);
+    if (name == nullptr) return false;
+    use->choice.allowed.push_back(name->AsString());
+  }
+  return !use->choice.allowed.empty();
+}
+
+// An object that names one function, or those allowed.
+bool ReadChoiceObject(const Value& choice, ToolUse* use) {
+  const Value* type = choice.Find("type");
+  const std::string kind = type != nullptr && type->is_string() ? type->AsString() : "";
+  if (kind == "allowed_tools") return ReadAllowedTools(choice, use);
+  const Value* name = NameIn(choice);
+  if (kind != "function" || name == nullptr) return false;
+  use->choice.mode = ToolChoice::Mode::kRequired;
+  use->choice.name = name->AsString();
+  return true;
+}
+
 void ReadToolChoice(FieldReader* fields, ToolUse* use) {
   const Value* choice = fields->Find("tool_choice");
-  use->parse_calls = !use->tools.items().empty();
+  const bool has_tools = !use->tools.items().empty();
+  use->parse_calls = has_tools;
   if (choice == nullptr) return;
   const std::string name = choice->is_string() ? choice->AsString() : "";
-  if (name == "none") {
+  const bool is_empty_list = fields->Find("tools") != nullptr && !has_tools;
+  if (name == "none" || (name == "required" && is_empty_list)) {
     use->parse_calls = false;
-  } else if (use->tools.items().empty()) {
+    use->choice.mode = ToolChoice::Mode::kNone;
+  } else if (!has_tools) {
     fields->Fail("tool_choice", "tool_choice is only allowed when tools are given");
-  } else if (name == "required" || choice->is_object()) {
-    fields->Fail(
-        "tool_choice",
-        "tool_choice required, or one that names a function, is not served: send auto or none");
-  } else if (name != "auto") {
+  } else if (name == "required") {
+    use->choice.mode = ToolChoice::Mode::kRequired;
+  } else if (name != "auto" && !(choice->is_object() && ReadChoiceObject(*choice, use))) {
     fields->Fail("tool_choice",
                  fmt::format("tool_choice must be none, auto, required or a function, got {}",
                              ShortDump(*choice)));
@@ -89,7 +125,7 @@ ToolUse ReadTools(FieldReader* fields, const RequestLimits& limits) {
     }
   }
   ReadToolChoice(fields, &use);
-  use.parallel = fields->Bool("parallel_tool_calls").value_or(true);
+  use.choice.parallel = fields->Bool("parallel_tool_calls").value_or(true);
   return use;
 }
 

@@ -4,6 +4,7 @@
 #include "api/api_error.h"
 #include "api/api_options.h"
 #include "api/field_reader.h"
+#include "api/output_rules.h"
 #include "json/json.h"
 
 namespace fathom::api::openai {
@@ -13,7 +14,7 @@ struct ToolUse {
   json::Value tools =
       json::Value::Array();  // [{type, function: {name, description, parameters, strict}}]
   bool parse_calls = false;  // tool calls are recognised in the answer
-  bool parallel = true;      // more than one call per answer
+  ToolChoice choice;
 };
 
 ToolUse ReadTools(FieldReader* fields, const RequestLimits& limits);
