@@ -9,6 +9,7 @@ import time
 import anthropic
 import pytest
 
+from dsml import ASSISTANT, BOS, EOS, USER, call, calls
 from http_client import HttpClient, eventually
 from scripted_server import ScriptedServer
 
@@ -17,20 +18,6 @@ BODY = {"model": "scripted", "max_tokens": 100, "messages": ASK}
 THINK = {"type": "enabled", "budget_tokens": 1024}
 WEATHER = {"name": "get_weather", "description": "The weather",
            "input_schema": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}
-BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
-USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
-
-
-def call(name, **arguments):
-    """A call as the model writes it; texts are given as str, other values as anything else."""
-    parameters = "\n".join(
-        f'<｜DSML｜parameter name="{key}" string="{"true" if isinstance(value, str) else "false"}">'
-        f"{value if isinstance(value, str) else json.dumps(value)}</｜DSML｜parameter>" for key, value in arguments.items())
-    return f'<｜DSML｜invoke name="{name}">\n{parameters}\n</｜DSML｜invoke>'
-
-
-def calls(*invokes):
-    return "\n\n<｜DSML｜tool_calls>\n" + "\n".join(invokes) + "\n</｜DSML｜tool_calls>"
 
 
 def events_of(answer):
@@ -300,7 +287,7 @@ def test_c123_server_tools_are_left_out(messages, prompt_is, refused):
     assert answer["content"] == [{"type": "text", "text": "I know it."}]
     assert prompt_is(f"{BOS}{USER}go{ASSISTANT}</think>", tools=[search])
     assert "bash_20250124" in refused(tools=[{"type": "bash_20250124", "name": "bash"}])
-    assert "web_search" in refused(tools=[search], tool_choice={"type": "tool", "name": "web_search"})
+    assert "tool_choice" in refused(tools=[search], tool_choice={"type": "tool", "name": "web_search"})
 
 
 def test_c124_stop_sequences(messages, scripted_http):

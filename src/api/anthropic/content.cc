@@ -243,8 +243,6 @@ MaybeError TurnReader::ReadToolUse(const Value& block, const std::string& place)
 
 }  // namespace
 
-std::string SignatureKey(std::string_view id) { return "signature " + std::string(id); }
-
 Parsed<TurnList> ReadTurns(const Value* system, const Value* messages, const RequestLimits& limits,
                            const ReasoningSeal& seal, std::string_view scope) {
   if (messages == nullptr || !messages->is_array() || messages->items().empty())

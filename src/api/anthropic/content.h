@@ -16,9 +16,6 @@
 
 namespace fathom::api::anthropic {
 
-// The key by which replay knows a turn by the id in its signature.
-std::string SignatureKey(std::string_view id);
-
 // `system` (text, blocks or null) and `messages` in order. A conversation that ends with an
 // assistant's turn is marked to be continued.
 Parsed<TurnList> ReadTurns(const json::Value* system, const json::Value* messages,

@@ -31,8 +31,15 @@ Parsed<MessagesRequest> ReadRequest(const ServerContext& context, const http::Re
   return ParseMessagesRequest(request, *body, context, needs_max_tokens);
 }
 
-MaybeError AnswerMessages(const ServerContext& context, const http::Request& http_request,
-                          const std::string& request_id, const Writer& writer) {
+// A request that has been read and rendered.
+struct PreparedMessages {
+  MessagesRequest request;
+  std::vector<int32_t> prompt;
+  int max_tokens = 0;
+  bool in_reasoning = false;
+};
+
+Parsed<PreparedMessages> Prepare(const ServerContext& context, const http::Request& http_request) {
   Parsed<MessagesRequest> request = ReadRequest(context, http_request, true);
   if (!request.ok()) return request.error();
   Parsed<std::vector<int32_t>> prompt = EncodePrompt(*request, context);
@@ -41,28 +48,36 @@ MaybeError AnswerMessages(const ServerContext& context, const http::Request& htt
       {.max_tokens = request->params.max_tokens, .max_model_len = context.engine.max_model_len()},
       &*prompt);
   if (!max_tokens.ok()) return PromptTooLong(prompt->size(), context.engine.max_model_len());
-
   const bool in_reasoning = prompt->back() == context.model.special_tokens.think_begin;
-  const ToolUse& tool_use = request->tool_use;
+  return PreparedMessages{.request = *std::move(request),
+                          .prompt = *std::move(prompt),
+                          .max_tokens = *max_tokens,
+                          .in_reasoning = in_reasoning};
+}
+
+MaybeError Start(const ServerContext& context, PreparedMessages prepared, const GrammarPtr& grammar,
+                 const std::string& request_id, const Writer& writer) {
+  const MessagesRequest& request = prepared.request;
+  const ToolUse& tool_use = request.tool_use;
   const text::ToolCallParser::Options parser{
-      .in_reasoning = in_reasoning,
+      .in_reasoning = prepared.in_reasoning,
       .parse_tool_calls =
-          !tool_use.tools.items().empty() && tool_use.choice != ToolUse::Choice::kNone,
-      .parallel = tool_use.parallel,
+          !tool_use.tools.items().empty() && tool_use.choice.mode != ToolChoice::Mode::kNone,
+      .parallel = tool_use.choice.parallel,
       .tools = text::ReadToolSchemas(tool_use.tools)};
   MessageSpec spec{
-      .model = request->model,
-      .replay_scope = request->replay_scope,
+      .model = request.model,
+      .replay_scope = request.replay_scope,
       .request_id = request_id,
-      .num_prompt_tokens = static_cast<int64_t>(prompt->size()),
-      .has_thinking = request->conversation.thinking.mode == text::ThinkingMode::kThinking,
-      .omits_thinking = request->omits_thinking,
-      .in_reasoning = in_reasoning,
-      .is_remembered = !request->continues_last};
+      .num_prompt_tokens = static_cast<int64_t>(prepared.prompt.size()),
+      .has_thinking = request.conversation.thinking.mode == text::ThinkingMode::kThinking,
+      .omits_thinking = request.omits_thinking,
+      .in_reasoning = prepared.in_reasoning,
+      .is_remembered = !request.continues_last};
   std::vector<Generation::Choice> choices;
-  choices.push_back(
-      openai::MakeChoice(context, request->params, *std::move(prompt), *max_tokens, 0, parser));
-  if (!request->params.stream) {
+  choices.push_back(openai::MakeChoice(context, request.params, std::move(prepared.prompt),
+                                       prepared.max_tokens, 0, parser, grammar));
+  if (!request.params.stream) {
     auto answer = std::make_shared<MessageWholeAnswer>(context, std::move(spec), writer);
     return std::make_shared<Generation>(&context.engine, std::move(choices), writer,
                                         std::move(answer))
@@ -88,8 +103,16 @@ Parsed<Value> CountTokens(const ServerContext& context, const http::Request& htt
 
 void HandleMessages(const ServerContext& context, const http::Request& request,
                     const std::string& request_id, const Writer& writer) {
-  if (const MaybeError error = AnswerMessages(context, request, request_id, writer))
-    writer->Send(ErrorResponse(*error, request_id));
+  Parsed<PreparedMessages> ready = Prepare(context, request);
+  if (!ready.ok()) return writer->Send(ErrorResponse(ready.error(), request_id));
+  const auto prepared = std::make_shared<PreparedMessages>(*std::move(ready));
+  PrepareGrammar(context, prepared->request.rules, prepared->in_reasoning, writer,
+                 [&context, prepared, request_id, writer](const Parsed<GrammarPtr>& grammar) {
+                   const MaybeError error = grammar.ok() ? Start(context, std::move(*prepared),
+                                                                 *grammar, request_id, writer)
+                                                         : grammar.error();
+                   if (error) writer->Send(ErrorResponse(*error, request_id));
+                 });
 }
 
 void HandleCountTokens(const ServerContext& context, const http::Request& request,

@@ -108,6 +108,16 @@ ThinkingChoice ReadThinkingChoice(FieldReader* fields, const ServerContext& cont
   return choice;
 }
 
+void ReadOutputFormat(FieldReader* fields, OutputRules* rules) {
+  const Value* config = fields->Object("output_config");
+  const Value* format = config == nullptr ? nullptr : config->Find("format");
+  if (format == nullptr || format->is_null()) format = fields->Object("output_format");
+  if (format == nullptr) return;
+  Parsed<std::optional<Value>> read = ReadFormat(*format, "output_config.format");
+  if (!read.ok()) return fields->Fail(read.error());
+  rules->content = *std::move(read);
+}
+
 }  // namespace
 
 Parsed<MessagesRequest> ParseMessagesRequest(const http::Request& http_request, const Value& body,
@@ -125,7 +135,11 @@ Parsed<MessagesRequest> ParseMessagesRequest(const http::Request& http_request, 
   conversation.thinking = ReadThinkingChoice(&fields, context, &request.omits_thinking);
   request.tool_use = ReadTools(&fields, context.options.limits);
   conversation.tools = request.tool_use.tools;
+  ReadOutputFormat(&fields, &request.rules);
   if (!fields.ok()) return *fields.error();
+  if (MaybeError error =
+          ReadCallRules(request.tool_use.tools, request.tool_use.choice, &request.rules))
+    return *std::move(error);
   Parsed<TurnList> turns =
       ReadTurns(fields.Find("system"), fields.Find("messages"), context.options.limits,
                 *context.reasoning_seal, request.replay_scope);

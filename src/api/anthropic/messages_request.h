@@ -9,6 +9,7 @@
 #include "api/anthropic/tools.h"
 #include "api/conversation.h"
 #include "api/generation_params.h"
+#include "api/output_rules.h"
 #include "http/message.h"
 
 namespace fathom::api::anthropic {
@@ -18,6 +19,7 @@ struct MessagesRequest {
   GenerationParams params;
   Conversation conversation;
   ToolUse tool_use;
+  OutputRules rules;
   bool continues_last = false;  // the answer goes on with a given text
   bool omits_thinking = false;  // thinking blocks come without their text
   std::string replay_scope;

@@ -53,29 +53,23 @@ void ReadToolChoice(FieldReader* fields, ToolUse* use) {
   if (choice == nullptr) return;
   const std::string type = StringOf(*choice, "type");
   const Value* alone = choice->Find("disable_parallel_tool_use");
-  use->parallel = alone == nullptr || !alone->is_bool() || !alone->AsBool();
+  use->choice.parallel = alone == nullptr || !alone->is_bool() || !alone->AsBool();
   if (type == "auto") return;
   if (type == "none") {
-    use->choice = ToolUse::Choice::kNone;
-  } else if (type == "any") {
-    use->choice = ToolUse::Choice::kAny;
-  } else if (type == "tool") {
-    use->choice = ToolUse::Choice::kNamed;
-    use->name = StringOf(*choice, "name");
+    use->choice.mode = ToolChoice::Mode::kNone;
+  } else if (type == "any" || type == "tool") {
+    use->choice.mode = ToolChoice::Mode::kRequired;
+    use->choice.name = type == "tool" ? StringOf(*choice, "name") : "";
+    const bool has_name = type == "any" || !use->choice.name.empty();
+    if (use->tools.items().empty() || !has_name) {
+      fields->Fail("tool_choice",
+                   fmt::format("tool_choice: {} needs tools to choose from (tools that a server "
+                               "would run do not count){}",
+                               type, type == "tool" ? " and a name" : ""));
+    }
   } else {
-    return fields->Fail("tool_choice", "tool_choice.type: must be auto, any, tool or none");
+    fields->Fail("tool_choice", "tool_choice.type: must be auto, any, tool or none");
   }
-  const auto& tools = use->tools.items();
-  const bool has_it = std::ranges::any_of(tools, [&](const Value& tool) {
-    return StringOf(*tool.Find("function"), "name") == use->name;
-  });
-  if (use->choice == ToolUse::Choice::kNamed && !has_it) {
-    fields->Fail("tool_choice", fmt::format("tool_choice.name: no tool of this request is called "
-                                            "{} (tools that a server would run do not count)",
-                                            json::Quote(use->name)));
-  }
-  if (use->choice == ToolUse::Choice::kAny && tools.empty())
-    fields->Fail("tool_choice", "tool_choice: any needs tools to choose from");
 }
 
 }  // namespace

@@ -38,4 +38,7 @@ class ReasoningSeal {
   std::string seal_key_;
 };
 
+// The key by which replay knows a turn by the id in its signature or seal.
+inline std::string SignatureKey(std::string_view id) { return "signature " + std::string(id); }
+
 }  // namespace fathom::api
