@@ -6,7 +6,6 @@ import numpy
 from tokenizers import Tokenizer
 
 import data
-import encoding
 
 TEXT_WEIGHT = 0.1  # of tokens that the assistant did not say, as targets
 PAD_ID = 2
@@ -67,21 +66,3 @@ def stream(path, seed, start, total, workers):
     finally:
         for process in started:
             process.terminate()
-
-
-def expected(case):
-    """The assistant turn that a case asks for, as the messages to render."""
-    expect = case["expect"]
-    turn = {"role": "assistant", "reasoning_content": expect["reasoning"], "content": expect["answer"]}
-    if expect.get("kind") == "tool":
-        turn["content"] = ""
-        turn["tool_calls"] = [{"function": {"name": expect["name"], "arguments": encoding.dumps(expect["arguments"])}}]
-    return turn
-
-
-def rendered(case, answered):
-    """Segments of a case's prompt, with the expected answer if wanted."""
-    if "prompt" in case:
-        return [(encoding.BOS + case["prompt"], False)] + [(case["expect"]["answer"], True)] * answered
-    messages = encoding.with_tools(case["messages"], case["tools"])
-    return encoding.segments(messages + [expected(case)] if answered else messages, thinking=case["thinking"])

@@ -193,3 +193,21 @@ def cases(ability, count, seed="held out"):
             new = case(turn, [], i % 2 == 0)
         out.append(new)
     return out
+
+
+def expected(case):
+    """The assistant turn that a case asks for, as the messages to render."""
+    expect = case["expect"]
+    turn = {"role": "assistant", "reasoning_content": expect["reasoning"], "content": expect["answer"]}
+    if expect.get("kind") == "tool":
+        turn["content"] = ""
+        turn["tool_calls"] = [{"function": {"name": expect["name"], "arguments": encoding.dumps(expect["arguments"])}}]
+    return turn
+
+
+def rendered(case, answered):
+    """Segments of a case's prompt, with the expected answer if wanted."""
+    if "prompt" in case:
+        return [(encoding.BOS + case["prompt"], False)] + [(case["expect"]["answer"], True)] * answered
+    messages = encoding.with_tools(case["messages"], case["tools"])
+    return encoding.segments(messages + [expected(case)] if answered else messages, thinking=case["thinking"])

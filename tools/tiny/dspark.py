@@ -125,7 +125,7 @@ def acceptance(model, w, tokenizer, count):
     for ability in ("tools", "sums", "chat", "needle_2k", "stories"):
         total = blocks = 0
         for case in data.cases(ability, count):
-            ids, weights = batches.tokenized(tokenizer, batches.rendered(case, answered=True))
+            ids, weights = batches.tokenized(tokenizer, data.rendered(case, answered=True))
             start = next(i for i in range(len(weights) - 1, -1, -1) if weights[i] < 1)
             tokens = scoring.pad_rows([ids + [1] * (BLOCK + 2)], model.device)
             kept = {n: None for n in TARGETS}

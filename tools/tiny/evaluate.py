@@ -118,7 +118,7 @@ def stops(model, w, tokenizer, cases):
     import batches
     import scoring
     from model import Options
-    prompts = [batches.tokenized(tokenizer, batches.rendered(c, answered=False))[0] for c in cases]
+    prompts = [batches.tokenized(tokenizer, data.rendered(c, answered=False))[0] for c in cases]
     return statistics.mean(done for _, done in scoring.generate(model, w, prompts, Options(), limit=240))
 
 

@@ -36,7 +36,7 @@ def teacher_forced(model, w, tokenizer, cases, options, tokens=60000):
     share of answer tokens where the MTP draft agrees with the model). The first is what greedy decoding would write."""
     items = []
     for case in cases:
-        ids, weights = batches.tokenized(tokenizer, batches.rendered(case, answered=True))
+        ids, weights = batches.tokenized(tokenizer, data.rendered(case, answered=True))
         last = next(i for i in range(len(weights) - 1, -1, -1) if weights[i] < 1)
         items.append((ids, last + 1))
     exact = agree = count = 0
