@@ -16,7 +16,8 @@ BlockPool::BlockPool(const PoolSizes& sizes, int sliding_window)
     : sliding_window_(sliding_window),
       blocks_(sizes.num_blocks),
       window_pages_(sizes.num_window_pages),
-      state_slots_(sizes.num_state_slots) {
+      state_slots_(sizes.num_state_slots),
+      snapshots_(sizes.num_snapshots) {
   CHECK_GE(sizes.num_blocks, 1);
   CHECK_GE(sizes.num_window_pages, MaxWindowPages(sliding_window, 1));
   CHECK_GE(sizes.num_state_slots, 1);
@@ -34,23 +35,31 @@ bool BlockPool::Admit(int64_t num_tokens, request::BlockTable& table) {
 
 int64_t BlockPool::NumRunnable(const request::BlockTable& table, int64_t num_computed,
                                int64_t wanted) const {
-  const int64_t num_blocks = static_cast<int64_t>(table.blocks.size()) + blocks_.num_free();
+  const int64_t num_blocks = static_cast<int64_t>(table.blocks.size()) + blocks_.num_available();
   const int64_t end_page = table.first_window_page +
                            static_cast<int64_t>(table.window_pages.size()) +
-                           window_pages_.num_free();
+                           window_pages_.num_available();
   const int64_t end = std::min(num_blocks * kBlockTokens, end_page * kWindowPageTokens);
   return std::clamp<int64_t>(end - num_computed, 0, wanted);
+}
+
+int64_t BlockPool::NumNewBlocks(const request::BlockTable& table, int64_t end) const {
+  return std::max<int64_t>(0, NumBlocksFor(end) - static_cast<int64_t>(table.blocks.size()));
+}
+
+int64_t BlockPool::NumNewWindowPages(const request::BlockTable& table, int64_t end) const {
+  const int64_t end_page = (end + kWindowPageTokens - 1) / kWindowPageTokens;
+  return std::max<int64_t>(
+      0, end_page - table.first_window_page - static_cast<int64_t>(table.window_pages.size()));
 }
 
 void BlockPool::Extend(request::BlockTable& table, int64_t num_computed, int64_t num_tokens) {
   CHECK_LE(num_tokens, NumRunnable(table, num_computed, num_tokens));
   const int64_t end = num_computed + num_tokens;
-  while (static_cast<int64_t>(table.blocks.size()) * kBlockTokens < end) {
+  for (int64_t n = NumNewBlocks(table, end); n > 0; --n) {
     table.blocks.push_back(blocks_.Allocate());
   }
-  while ((table.first_window_page + static_cast<int64_t>(table.window_pages.size())) *
-             kWindowPageTokens <
-         end) {
+  for (int64_t n = NumNewWindowPages(table, end); n > 0; --n) {
     table.window_pages.push_back(window_pages_.Allocate());
   }
 }
@@ -79,11 +88,13 @@ void BlockPool::Release(request::BlockTable& table) {
 }
 
 bool BlockPool::IsEmpty() const {
-  return blocks_.num_used() == 0 && window_pages_.num_used() == 0 && state_slots_.num_used() == 0;
+  return blocks_.num_used() == 0 && window_pages_.num_used() == 0 && state_slots_.num_used() == 0 &&
+         snapshots_.num_used() == 0;
 }
 
 bool BlockPool::IsIntact() const {
-  return blocks_.IsIntact() && window_pages_.IsIntact() && state_slots_.IsIntact();
+  return blocks_.IsIntact() && window_pages_.IsIntact() && state_slots_.IsIntact() &&
+         snapshots_.IsIntact();
 }
 
 }  // namespace fathom::kv_cache

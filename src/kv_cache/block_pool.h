@@ -3,7 +3,9 @@
 // engine's).
 //
 // A sequence holds its history blocks until it ends or is preempted. Of its window it holds only
-// the pages that a next token, or a rollback of kMaxRollbackTokens, can still reach.
+// the pages that a next token, or a rollback of kMaxRollbackTokens, can still reach. Snapshots
+// belong to the prefix cache alone (prefix_cache.h), which also holds what of the other pools is
+// reclaimable, and makes it free before it lets a sequence grow.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +20,7 @@ struct PoolSizes {
   int32_t num_blocks = 0;
   int32_t num_window_pages = 0;
   int32_t num_state_slots = 0;
+  int32_t num_snapshots = 0;
   bool operator==(const PoolSizes&) const = default;
 };
 
@@ -43,7 +46,12 @@ class BlockPool {
   // free.
   int64_t NumRunnable(const request::BlockTable& table, int64_t num_computed, int64_t wanted) const;
 
-  // Makes the table cover num_computed + num_tokens; num_tokens is at most NumRunnable.
+  // What a table that covers `end` tokens needs beyond what it has.
+  int64_t NumNewBlocks(const request::BlockTable& table, int64_t end) const;
+  int64_t NumNewWindowPages(const request::BlockTable& table, int64_t end) const;
+
+  // Makes the table cover num_computed + num_tokens; num_tokens is at most NumRunnable, and what is
+  // needed is free.
   void Extend(request::BlockTable& table, int64_t num_computed, int64_t num_tokens);
 
   // Frees the window pages that a sequence with `num_computed` tokens no longer reaches.
@@ -55,16 +63,22 @@ class BlockPool {
   const IdPool& blocks() const { return blocks_; }
   const IdPool& window_pages() const { return window_pages_; }
   const IdPool& state_slots() const { return state_slots_; }
+  const IdPool& snapshots() const { return snapshots_; }
+  IdPool& blocks() { return blocks_; }
+  IdPool& window_pages() { return window_pages_; }
+  IdPool& state_slots() { return state_slots_; }
+  IdPool& snapshots() { return snapshots_; }
+  // The first page that a sequence with `num_computed` tokens still reaches.
+  int64_t FirstReachablePage(int64_t num_computed) const;
   bool IsEmpty() const;
   bool IsIntact() const;
 
  private:
-  int64_t FirstReachablePage(int64_t num_computed) const;
-
   const int sliding_window_;
   IdPool blocks_;
   IdPool window_pages_;
   IdPool state_slots_;
+  IdPool snapshots_;
 };
 
 }  // namespace fathom::kv_cache

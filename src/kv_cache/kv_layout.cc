@@ -51,6 +51,29 @@ StateLayout MakeStateLayout(const config::ModelConfig& config) {
   return state;
 }
 
+SnapshotLayout MakeSnapshotLayout(const config::ModelConfig& config, const StateLayout& state) {
+  // The four tokens before a boundary are the last rows of the ring.
+  static_assert(kBlockTokens % kC4StateRows == 0);
+  constexpr int kOverlap = 4;
+  SnapshotLayout snapshot;
+  const auto keep = [&snapshot](int64_t rows_offset, int width) {
+    const int64_t row_bytes = int64_t{4} * width * 4;
+    const int64_t offset = rows_offset + (kC4StateRows - kOverlap) * row_bytes;
+    snapshot.ranges.push_back({offset, snapshot.bytes, kOverlap * row_bytes});
+    snapshot.bytes += kOverlap * row_bytes;
+  };
+  for (int i = 0; i < config.num_layers_of(LayerKind::kC4); ++i) {
+    const int64_t offset = state.c4_layer_offset(i);
+    keep(offset, config.head_dim);
+    keep(offset + int64_t{kC4StateRows} * 4 * config.head_dim * 4, config.index_head_dim);
+  }
+  for (int i = 0; i < config.num_layers_of(LayerKind::kC128); ++i) {
+    snapshot.merged_ends.push_back(state.c128_layer_offset(i));
+  }
+  snapshot.bytes = AlignUp(snapshot.bytes);
+  return snapshot;
+}
+
 }  // namespace
 
 KvLayout MakeKvLayout(const config::ModelConfig& config, config::Numerics numerics,
@@ -67,6 +90,7 @@ KvLayout MakeKvLayout(const config::ModelConfig& config, config::Numerics numeri
   layout.window = Place(config.num_layers + config.num_draft_blocks, kWindowPageTokens, entry_bytes,
                         layout.window_page_bytes);
   layout.state = MakeStateLayout(config);
+  layout.snapshot = MakeSnapshotLayout(config, layout.state);
   return layout;
 }
 

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "config/model_config.h"
 
@@ -60,12 +61,27 @@ struct StateLayout {
 };
 inline constexpr int64_t kC128StateHeaderBytes = 64;
 
+// What a snapshot keeps of a state slot at a block boundary, where every ratio's group has just
+// ended: the C4 rows that the next entry overlaps. C128 starts anew there, so its merged_end is set
+// and nothing is kept.
+struct SnapshotLayout {
+  struct Range {
+    int64_t slot_offset = 0;
+    int64_t offset = 0;  // in the snapshot
+    int64_t bytes = 0;
+  };
+  std::vector<Range> ranges;
+  std::vector<int64_t> merged_ends;  // slot offsets of int32s that become the position
+  int64_t bytes = 0;
+};
+
 struct KvLayout {
   EntryLayout c4, index, c128;  // in a history block
   EntryLayout window;           // in a window page; layers, then draft blocks
   int64_t block_bytes = 0;
   int64_t window_page_bytes = 0;
   StateLayout state;
+  SnapshotLayout snapshot;
 
   // History bytes per token in the steady state (block_bytes / 256).
   double bytes_per_token() const { return static_cast<double>(block_bytes) / kBlockTokens; }
@@ -77,6 +93,15 @@ KvLayout MakeKvLayout(const config::ModelConfig& config, config::Numerics numeri
 
 // The index of `layer` among the layers of its kind (C4 or C128; a draft block never is).
 int KindLayer(const config::ModelConfig& config, int layer);
+
+// The window pages before a block boundary that the next token reaches.
+inline int NumSnapshotPages(int sliding_window) {
+  return (sliding_window - 1 + kWindowPageTokens - 1) / kWindowPageTokens;
+}
+// Of host memory or a file: the state, then the window pages, oldest first.
+inline int64_t SnapshotBytesWithPages(const KvLayout& layout, int sliding_window) {
+  return layout.snapshot.bytes + NumSnapshotPages(sliding_window) * layout.window_page_bytes;
+}
 
 // The ring sizes of the compressor state (tokens): see StateLayout.
 // C4: entry j pools rows 4j-4..4j+3, so 8 rows reach back from any position, and 8 more for a

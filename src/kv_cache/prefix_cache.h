@@ -13,8 +13,8 @@
 // Tokens are compared on every hit: a hash that collides is a miss. A salt opens a tree of its own.
 //
 // Kept memory is free memory: it is reclaimed when a running sequence needs room. What was used
-// longest ago goes first, but not before the memory of other sessions, where a sequence's own is
-// concerned, and later the more sessions share it. A block leaves after its children.
+// longest ago goes first; later, the more sessions share it; and what belongs to the session that
+// needs the room goes after that of others, as long as it is at most half of all.
 #pragma once
 
 #include <array>
@@ -22,9 +22,12 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "kv_cache/block_pool.h"
+#include "kv_cache/lower_tiers.h"
+#include "kv_cache/prefix_tree.h"
 #include "request/kv_transfers.h"
 #include "request/request.h"
 #include "request/scheduled_batch.h"
@@ -44,34 +47,40 @@ struct PrefixCacheOptions {
   int64_t disk_bytes = 0;
   int64_t block_bytes = 0, snapshot_bytes = 0;  // of a record on the disk, for its budget
   // Of the hashes. Random, unless the disk's contents are to be found again.
-  std::array<uint8_t, 32> hash_key = {};
+  HashKey hash_key = {};
 };
 
-class PrefixTree;
-struct PrefixNode;
-
-// A sequence's hold on the cache. Made empty by its owner (the scheduler); changed by PrefixCache
-// alone. Movable while it is not admitted.
+// A sequence's hold on the cache. Made empty by its owner (the scheduler) and never moved while it
+// is admitted; changed by PrefixCache alone. To be Released in any state.
 struct SequenceKv {
   request::BlockTable table;
 
   // Below: PrefixCache's own.
   bool admitted = false;
+  bool counted = false;  // in the statistics
   uint64_t session = 0;
-  int64_t num_cached_tokens = 0;     // that admission found
-  std::vector<PrefixNode*> nodes;    // of the full blocks that are in the tree, from the first
-  PrefixNode* root = nullptr;        // of the salt
-  std::vector<int64_t> snapshot_at;  // boundaries still to come, ascending
+  int num_read_rounds = 0;
+  int64_t num_prompt_tokens = 0;
+  int64_t prefill_end = 0;   // known tokens at admission
+  int64_t num_computed = 0;  // that OnComputed has seen
+  int64_t state_end = 0;     // the most tokens that the state slot has seen
+  request::KvHash root_hash;
+  std::vector<request::KvHash> hashes;    // of the full blocks of the known tokens
+  std::vector<PrefixNode*> nodes;         // root, then the full blocks that are in the tree
+  std::vector<int64_t> snapshot_at;       // boundaries of the prefill, ascending
+  PrefixNode* last_snapshot = nullptr;    // that the sequence took while it decoded
+  std::vector<request::KvHash> promised;  // what others wait for: blocks, then the whole prompt
+  PrefixTail tail;
 };
 
 struct AdmitRequest {
   request::RequestId id = 0;
-  std::string_view session;              // empty: a session of its own
-  std::string_view salt;                 // isolates: prefixes are shared within one salt only
-  std::span<const int32_t> token_ids;    // the prompt; with its output, when it was preempted
+  std::string_view session;            // empty: a session of its own
+  std::string_view salt;               // isolates: prefixes are shared within one salt only
+  std::span<const int32_t> token_ids;  // the prompt; with its output, when it was preempted
   int64_t num_prompt_tokens = 0;
-  int64_t num_tokens = 0;                // whose history blocks are reserved: all of them and more
-  bool compute_all = false;              // prompt log-probabilities: no token may be skipped
+  int64_t num_tokens = 0;    // whose history blocks are reserved: all of them and more
+  bool compute_all = false;  // prompt log-probabilities: no token may be skipped
 };
 
 struct Admission {
@@ -89,18 +98,18 @@ struct Admission {
 
 // Since the start; vLLM's names in docs/kv-cache.md.
 struct PrefixCacheStats {
-  uint64_t query_tokens = 0;      // prompt tokens that could have been found
+  uint64_t query_tokens = 0;  // prompt tokens that could have been found
   uint64_t device_hit_tokens = 0;
   uint64_t host_hit_tokens = 0;
   uint64_t disk_hit_tokens = 0;
-  uint64_t tail_hit_tokens = 0;   // the part of the device's that only a tail gave
-  uint64_t evicted_device_blocks = 0;     // for a running sequence; also kept elsewhere or not
+  uint64_t tail_hit_tokens = 0;        // the part of the device's that only a tail gave
+  uint64_t evicted_device_blocks = 0;  // for a running sequence; also kept elsewhere or not
   uint64_t evicted_device_snapshots = 0;
   uint64_t evicted_tails = 0;
-  uint64_t evicted_host_blocks = 0;       // host memory is full
+  uint64_t evicted_host_blocks = 0;  // host memory is full
   uint64_t evicted_host_snapshots = 0;
-  uint64_t evicted_disk_records = 0;      // the disk's budget is full
-  uint64_t lost_disk_records = 0;         // corrupt or gone
+  uint64_t evicted_disk_records = 0;  // the disk's budget is full
+  uint64_t lost_disk_records = 0;     // corrupt or gone
   uint64_t host_bytes_written = 0;
   uint64_t disk_bytes_written = 0;
   int64_t disk_bytes_used = 0;
@@ -110,7 +119,6 @@ struct PrefixCacheStats {
 class PrefixCache {
  public:
   explicit PrefixCache(const PrefixCacheOptions& options);
-  ~PrefixCache();
 
   // --- The life of a sequence: Admit, then each step NumRunnable, ClipChunk, Extend (in
   // Schedule) and OnComputed (in Commit), then Release.
@@ -160,7 +168,71 @@ class PrefixCache {
   PrefixCacheStats stats() const;
 
  private:
+  // What admission found: the nodes of num_tokens / 256 blocks, and where the state comes from.
+  struct Prefix {
+    int64_t num_tokens = 0;
+    std::vector<PrefixNode*> nodes;  // root first
+    PrefixTail* tail = nullptr;      // else the last node's snapshot, when num_tokens > 0
+    // Blocks that are known beyond: where this prompt and another part.
+    int64_t num_known_tokens = 0;
+  };
+  enum class Reach { kHost, kDisk };  // the lowest tier that is good enough
+
+  void Begin(const AdmitRequest& request, SequenceKv& kv) const;
+  uint64_t MakeSessionKey(const AdmitRequest& request) const;
+  void HashTokens(std::span<const int32_t> token_ids, SequenceKv& kv) const;
+  Prefix FindPrefix(const AdmitRequest& request, const SequenceKv& kv, Reach reach) const;
+  PrefixTail* FindTail(const PrefixNode& node, const AdmitRequest& request,
+                       int64_t& num_tokens) const;
+  bool IsPromised(const AdmitRequest& request, const Prefix& prefix, const SequenceKv& kv) const;
+  request::KvHash PromptHash(const AdmitRequest& request, const SequenceKv& kv) const;
+  void Promise(const AdmitRequest& request, SequenceKv& kv);
+  void BreakPromises(SequenceKv& kv);
+  bool StartReads(const Prefix& prefix, SequenceKv& kv);
+  void CountHits(const AdmitRequest& request, const Prefix& prefix, SequenceKv& kv);
+
+  // Taking a prefix. Fits looks at what is free and reclaimable; the rest cannot fail then.
+  bool Fits(const AdmitRequest& request, const Prefix& prefix) const;
+  void Take(const AdmitRequest& request, const Prefix& prefix, SequenceKv& kv);
+  void TakeNodes(const Prefix& prefix, SequenceKv& kv);
+  void TakeSnapshot(PrefixNode& node, SequenceKv& kv);
+  // Moves all of it, but for the block, which goes behind the nodes'.
+  std::vector<int32_t> TakeKeptTail(PrefixTail& tail, SequenceKv& kv);
+  void ForkTail(const PrefixTail& tail, int64_t num_tokens, SequenceKv& kv);
+  void PlanSnapshots(const Prefix& prefix, SequenceKv& kv) const;
+
+  // A running sequence.
+  void Publish(SequenceKv& kv, std::span<const int32_t> token_ids);
+  void MaybeSaveSnapshot(SequenceKv& kv);
+  bool SaveSnapshot(SequenceKv& kv, PrefixNode& node);
+  void UpdateTail(SequenceKv& kv, std::span<const int32_t> token_ids);
+  void KeepTail(SequenceKv& kv);
+
+  // Device memory that is kept.
+  void MakeRoom(int64_t num_blocks, int64_t num_pages, int64_t num_slots, uint64_t session);
+  // Gives up what holds a block, or window pages.
+  bool EvictFor(PartKind kind, uint64_t session);
+  bool EvictTail(uint64_t session);
+  bool TailGoesFirst(const EvictionPlace* part, uint64_t session) const;
+  void EvictDevicePart(PrefixNode& node, PartKind kind);
+  void DropTail(PrefixTail& tail);
+  void Touch(PrefixNode& node, PartKind kind, uint64_t session);
+  void Use(PrefixNode& node);
+  void Unuse(PrefixNode& node, uint64_t session);
+
+  const PrefixCacheOptions options_;
+  const uint64_t session_credit_;
+  uint64_t now_ = 1;  // counts what is admitted and computed: the age of memory is in blocks
   BlockPool pool_;
+  PrefixTree tree_;
+  LowerTiers lower_;
+  std::array<EvictionQueue<PrefixNode>, 2> device_queue_;
+  EvictionQueue<PrefixTail> tail_queue_;
+  std::unordered_map<PrefixTail*, std::unique_ptr<PrefixTail>> kept_tails_;
+  uint64_t next_tail_serial_ = 1;
+  std::unordered_map<request::KvHash, SequenceKv*, KvHashHasher> promises_;
+  std::vector<request::KvCopy> copies_;
+  PrefixCacheStats stats_;
 };
 
 }  // namespace fathom::kv_cache

@@ -23,13 +23,13 @@ struct KvCopy {
     kBlockToHost,       // device block -> host block
     kBlockFromHost,     // host block -> device block
     kSnapshotToHost,    // device snapshot and its `pages` -> host snapshot
-    kSnapshotFromHost,  // host snapshot -> device snapshot and its `pages`
+    kSnapshotFromHost,  // host snapshot -> state slot, at `position`, and `pages`
   };
   Kind kind = Kind::kBlock;
   int32_t from = 0;
   int32_t to = 0;
-  int32_t position = 0;        // a multiple of 256: the tokens before it are what the snapshot holds
-  std::vector<int32_t> pages;  // device window pages before `position`, oldest first
+  int32_t position = 0;  // a multiple of 256: the tokens before it are what the snapshot holds
+  std::vector<int32_t> pages = {};  // device window pages before `position`, oldest first
   bool operator==(const KvCopy&) const = default;
 };
 
@@ -46,9 +46,9 @@ struct KvRecord {
   enum class Kind : uint8_t { kBlock, kSnapshot };
   Kind kind = Kind::kBlock;
   KvHash hash;
-  KvHash parent;                   // of the block before; of the salt for the first
-  int32_t num_tokens = 0;          // up to the end: a multiple of 256
-  std::vector<int32_t> token_ids;  // of a block: its 256
+  KvHash parent = {};                   // of the block before; of the salt for the first
+  int32_t num_tokens = 0;               // up to the end: a multiple of 256
+  std::vector<int32_t> token_ids = {};  // of a block: its 256
   bool operator==(const KvRecord&) const = default;
 };
 
@@ -56,7 +56,7 @@ struct KvRecord {
 struct KvStoreRequest {
   enum class Kind : uint8_t { kRead, kWrite, kDelete };
   Kind kind = Kind::kRead;
-  KvRecord record;
+  KvRecord record = {};
   int32_t host_slot = -1;  // of the record's kind
 };
 
@@ -69,21 +69,18 @@ struct KvStoreEvent {
     kOff,    // the disk failed: nothing more is read or written; every request has been answered
   };
   Kind kind = Kind::kRead;
-  KvRecord record;
+  KvRecord record = {};
   int32_t host_slot = -1;
   int64_t file_bytes = 0;  // kWrite, kFound: on the disk
   bool ok = false;
 };
 
 struct KvTransfers {
-  std::vector<KvCopy> before;  // the forward pass
-  std::vector<KvCopy> after;   // the forward pass
+  std::vector<KvCopy> copies;         // before the forward pass
   std::vector<KvStoreRequest> store;  // started when the copies are done
   // Nothing runs until the disk has answered: the worker waits a moment for it.
   bool wait_for_store = false;
-  bool empty() const {
-    return before.empty() && after.empty() && store.empty() && !wait_for_store;
-  }
+  bool empty() const { return copies.empty() && store.empty() && !wait_for_store; }
 };
 
 }  // namespace fathom::request
