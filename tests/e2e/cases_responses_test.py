@@ -52,8 +52,9 @@ def shape_of(events):
     """The types in order; deltas of one kind are one."""
     shape = []
     for event in events:
-        if not (shape and shape[-1] == event.type and event.type.endswith(".delta")):
-            shape.append(event.type.removeprefix("response."))
+        step = event.type.removeprefix("response.")
+        if not (shape and shape[-1] == step and step.endswith(".delta")):
+            shape.append(step)
     return shape
 
 

@@ -79,9 +79,7 @@ MaybeError Start(const ServerContext& context, PreparedMessages prepared, const 
                                        prepared.max_tokens, 0, parser, grammar));
   if (!request.params.stream) {
     auto answer = std::make_shared<MessageWholeAnswer>(context, std::move(spec), writer);
-    return std::make_shared<Generation>(&context.engine, std::move(choices), writer,
-                                        std::move(answer))
-        ->Start();
+    return openai::StartWhole(context, std::move(choices), std::move(answer), writer);
   }
   auto answer = std::make_shared<MessageStreamAnswer>(context, std::move(spec), writer);
   const auto generation =

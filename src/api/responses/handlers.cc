@@ -65,10 +65,11 @@ MaybeError Start(const ServerContext& context, PreparedResponse prepared, const 
                                                     .num_prompt_tokens = num_prompt_tokens,
                                                     .in_reasoning = prepared.in_reasoning},
                                        writer);
+  if (!stream) return openai::StartWhole(context, std::move(choices), std::move(answer), writer);
   const auto generation =
       std::make_shared<Generation>(&context.engine, std::move(choices), writer, answer);
   if (MaybeError error = generation->Start()) return error;
-  if (stream) answer->Begin();
+  answer->Begin();
   return std::nullopt;
 }
 
