@@ -162,8 +162,9 @@ class TokenHeads {
       }
       for (int k = 0; k < n; ++k) s[k] = s[k] - max;
       Simd().exp(s, s, n);
-      l[h] = std::exp(p_.sink[h0_ + h] - max);
+      l[h] = p_.sink[h0_ + h] - max;
     }
+    Simd().exp(l, l, heads_);
     // Sums of several heads at once: each is a chain of additions in key order.
     constexpr int kChains = 4;
     int h = 0;

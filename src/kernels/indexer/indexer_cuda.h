@@ -1,0 +1,49 @@
+// The CUDA side of indexer.h, official numerics (index head size 128): which compressed entries
+// each token of a ratio-4 layer attends to, from the raw products to the ascending selection.
+//   Queries: rope, Hadamard, FP4 (or FP8) as indexer.h; w_h as there.
+//   Scores on FP8 tensor cores: a row's codes, times powers of two relative to its largest block
+//     scale, are FP8 numbers exactly (blocks up to 2^14 apart); the row's scale is applied in FP32.
+//     The tensor core's own accumulation inside a dot product of 128 is accepted.
+//   Selection exact: higher score, then lower entry; all entries when there are at most topk.
+// Tokens that see at most topk entries are not scored. Deterministic.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "config/model_config.h"
+#include "device/device.h"
+#include "kernels/batch_cuda.h"
+#include "kernels/kv_entry/kv_entry.h"
+
+namespace fathom::kernels {
+
+struct CudaIndexSelectParams {
+  CudaBatch batch;
+  // False: the caller knows that no token sees more than topk entries; the products are not read.
+  bool any_scoring = true;
+  const __nv_bfloat16* q = nullptr;          // [num_tokens, num_heads, 128], of the weight product
+  const __nv_bfloat16* projected = nullptr;  // [num_tokens, num_heads], rows projected_stride apart
+  int64_t projected_stride = 0;
+  float weight_scale = 0;         // 128^-0.5 * num_heads^-0.5
+  int num_heads = 0;              // at most 64
+  const float* angles = nullptr;  // [num_tokens, 64]
+  int topk = 0;
+  PagedEntries keys;  // 64 a page
+  config::IndexKeyDType dtype = config::IndexKeyDType::kFp4;
+  int max_entries = 0;  // no token sees more
+  std::byte* workspace = nullptr;
+  int64_t workspace_bytes = 0;
+  int32_t* selected = nullptr;  // [num_tokens, topk], ascending
+  int32_t* counts = nullptr;    // [num_tokens]
+};
+
+// What num_tokens need when all their scores are kept at once, and the least that works (tokens are
+// then scored in several rounds).
+int64_t IndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries);
+int64_t MinIndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries);
+
+void Launch(const CudaIndexSelectParams& params, device::Stream& stream);
+
+}  // namespace fathom::kernels

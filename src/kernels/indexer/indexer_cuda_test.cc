@@ -1,0 +1,204 @@
+// Index selection against the CPU's. Scores are summed in another order and the tensor core keeps
+// about 13 bits of a dot product, so entries within that of the last chosen score may be exchanged.
+#include "kernels/indexer/indexer_cuda.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+
+#include "kernels/cuda_batch_testing.h"
+#include "kernels/indexer/index_vector.h"
+#include "kernels/indexer/indexer.h"
+#include "kernels/rope/rope.h"
+
+namespace fathom::kernels {
+namespace {
+
+using config::IndexKeyDType;
+
+struct Shape {
+  int num_heads;
+  int topk;
+  IndexKeyDType dtype;
+  std::vector<TestSequence> sequences;
+  int rounds = 1;  // the workspace holds the scores of 1 / rounds of the tokens
+};
+
+class IndexSelectCudaTest : public CudaTest {
+ protected:
+  void Run(const Shape& shape, bool equal_keys = false) {
+    int longest = 0;
+    for (const TestSequence& s : shape.sequences) {
+      longest = std::max(longest, s.num_computed + s.num_tokens);
+    }
+    TestBatch batch(static_cast<int>(shape.sequences.size()), longest, 11);
+    batch.SetStep(shape.sequences);
+    const int tokens = batch.num_tokens(), heads = shape.num_heads, padding = 3;
+    const BatchView view = batch.view();
+    std::vector<uint8_t> pool(static_cast<size_t>(batch.num_blocks() * TestPools::kBlockBytes));
+    const PagedEntries keys =
+        TestPools::Index(reinterpret_cast<std::byte*>(pool.data()), shape.dtype);
+    FillKeys(keys, batch.num_blocks(), shape.dtype, equal_keys);
+    auto q = RandomActivations<BFloat16>(int64_t{tokens} * heads * 128, 21, 3.0f);
+    auto projected = RandomActivations<BFloat16>(int64_t{tokens} * heads, 22);
+    const auto frequencies = [] {
+      std::vector<float> f;
+      for (int i = 0; i < 32; ++i) f.push_back(std::pow(10000.0f, -i / 32.0f));
+      return f;
+    }();
+    std::vector<float> angles(static_cast<size_t>((tokens + padding) * 64));
+    for (int t = 0; t < tokens; ++t) {
+      RopeAngles(view.positions[static_cast<size_t>(t)], frequencies, angles.data() + t * 64);
+    }
+    const float scale = 1 / std::sqrt(128.0f * static_cast<float>(heads));
+    const int max_entries = longest / 4 + 1;
+
+    std::vector<device::Buffer> keep;
+    const auto upload = [this](const auto& v) { return Upload(v); };
+    const auto gpu_pool = Upload(pool), gpu_q = Upload(q), gpu_projected = Upload(projected);
+    const auto gpu_angles = Upload(angles);
+    const auto selected = Poisoned(int64_t{tokens + padding} * shape.topk * 4);
+    const auto counts = Poisoned((tokens + padding) * 4);
+    const int64_t least = MinIndexWorkspaceBytes(tokens + padding, heads, max_entries);
+    const int64_t most = IndexWorkspaceBytes(tokens + padding, heads, max_entries);
+    const auto workspace = Poisoned(std::max(least, least + (most - least) / shape.rounds));
+    CudaIndexSelectParams p;
+    p.batch = batch.OnDevice(upload, keep, padding);
+    p.q = As<const __nv_bfloat16>(gpu_q);
+    p.projected = As<const __nv_bfloat16>(gpu_projected);
+    p.projected_stride = heads;
+    p.weight_scale = scale;
+    p.num_heads = heads;
+    p.angles = As<const float>(gpu_angles);
+    p.topk = shape.topk;
+    p.keys = TestPools::Index(gpu_pool.data(), shape.dtype);
+    p.dtype = shape.dtype;
+    p.max_entries = max_entries;
+    p.workspace = workspace.data();
+    p.workspace_bytes = workspace.bytes();
+    p.selected = As<int32_t>(selected);
+    p.counts = As<int32_t>(counts);
+    Launch(p, *gpu_stream_);
+    const auto gpu_selected = Download<int32_t>(selected), gpu_counts = Download<int32_t>(counts);
+
+    Launch(IndexQueryParams<BFloat16>{.q = q.data(),
+                                      .num_tokens = tokens,
+                                      .num_heads = heads,
+                                      .dim = 128,
+                                      .rope_dim = 64,
+                                      .angles = angles.data(),
+                                      .dtype = shape.dtype},
+           *cpu_stream_);
+    std::vector<uint64_t> scratch(static_cast<size_t>(4 * max_entries));
+    std::vector<int32_t> cpu_selected(static_cast<size_t>(tokens * shape.topk)), cpu_counts(tokens);
+    Launch(IndexSelectParams<BFloat16>{.batch = view,
+                                       .q = q.data(),
+                                       .projected = projected.data(),
+                                       .weight_scale = scale,
+                                       .num_heads = heads,
+                                       .dim = 128,
+                                       .topk = shape.topk,
+                                       .keys = keys,
+                                       .dtype = shape.dtype,
+                                       .scratch = scratch.data(),
+                                       .max_entries = max_entries,
+                                       .selected = cpu_selected.data(),
+                                       .counts = cpu_counts.data()},
+           *cpu_stream_);
+    size_t exchanged = 0, chosen = 0;
+    for (int t = 0; t < tokens; ++t) {
+      const int32_t* cpu = cpu_selected.data() + t * shape.topk;
+      const int32_t* gpu = gpu_selected.data() + t * shape.topk;
+      const int n = cpu_counts[static_cast<size_t>(t)];
+      ASSERT_EQ(gpu_counts[static_cast<size_t>(t)], n) << "token " << t;
+      for (int i = 0; i + 1 < n; ++i) ASSERT_LT(gpu[i], gpu[i + 1]) << t << ' ' << i;
+      std::vector<int32_t> only_cpu, only_gpu;
+      std::set_difference(cpu, cpu + n, gpu, gpu + n, std::back_inserter(only_cpu));
+      std::set_difference(gpu, gpu + n, cpu, cpu + n, std::back_inserter(only_gpu));
+      exchanged += only_cpu.size(), chosen += static_cast<size_t>(n);
+      ASSERT_TRUE(!equal_keys || only_cpu.empty()) << "token " << t;
+      for (size_t i = 0; i < only_cpu.size(); ++i) {
+        const auto [a, a_size] = Score(view, keys, shape, q, projected, scale, t, only_cpu[i]);
+        const auto [b, b_size] = Score(view, keys, shape, q, projected, scale, t, only_gpu[i]);
+        ASSERT_LE(std::fabs(a - b), 0x1p-11 * (a_size + b_size)) << "token " << t;
+      }
+    }
+    EXPECT_LE(exchanged * 100, chosen) << exchanged << " of " << chosen;
+    for (int t = tokens; t < tokens + padding; ++t) {
+      EXPECT_EQ(gpu_counts[static_cast<size_t>(t)], -1) << "a padding token was written";
+    }
+  }
+
+  // The score in double, and the sum of its terms' magnitudes.
+  static std::pair<double, double> Score(const BatchView& view, const PagedEntries& keys,
+                                         const Shape& shape, const std::vector<BFloat16>& q,
+                                         const std::vector<BFloat16>& projected, float scale, int t,
+                                         int entry) {
+    const auto seq = static_cast<size_t>(view.token_seq[static_cast<size_t>(t)]);
+    const int32_t block = view.block_tables[seq * static_cast<size_t>(view.max_blocks) +
+                                            static_cast<size_t>(entry / 64)];
+    float key[128];
+    LoadIndexKey(keys.At(block, entry % 64), 128, shape.dtype, key);
+    double score = 0, size = 0;
+    for (int h = 0; h < shape.num_heads; ++h) {
+      const auto row = static_cast<size_t>(t * shape.num_heads + h);
+      double dot = 0, terms = 0;
+      for (size_t i = 0; i < 128; ++i) {
+        const double product = double{ToFloat(q[row * 128 + i])} * key[i];
+        dot += product, terms += std::fabs(product);
+      }
+      const double weight = RoundToBFloat16(ToFloat(projected[row]) * scale);
+      score += std::max(dot, 0.0) * weight;
+      size += terms / 4 * std::fabs(weight);
+    }
+    return {score, size};
+  }
+
+  static void FillKeys(const PagedEntries& keys, int blocks, IndexKeyDType dtype, bool equal) {
+    const auto noise = RandomFloats(1 << 17, 31);
+    std::mt19937 random(32);
+    for (int b = 0; b < blocks; ++b) {
+      for (int e = 0; e < 64; ++e) {
+        float values[128];
+        const size_t start = equal ? 0 : random() % (noise.size() - 128);
+        for (size_t i = 0; i < 128; ++i) {
+          // Blocks of different sizes, so that their scales differ.
+          const float size = 1.0f + static_cast<float>((i / 32 + start) % 4 * (start % 3));
+          values[i] = RoundToBFloat16(noise[start + i] * size);
+        }
+        StoreIndexKey(values, 128, dtype, keys.At(b, e));
+      }
+    }
+  }
+};
+
+TEST_F(IndexSelectCudaTest, DecodeMatchesTheCpu) {
+  for (const IndexKeyDType dtype : {IndexKeyDType::kFp4, IndexKeyDType::kFp8}) {
+    Run({64, 512, dtype, {{8191, 1}}});
+    Run({64, 512, dtype, {{2048, 1}, {2052, 4}, {100, 2}, {9000, 8}, {2047, 1}}});
+  }
+}
+
+TEST_F(IndexSelectCudaTest, LongContextsMatchTheCpu) {
+  Run({64, 512, IndexKeyDType::kFp4, {{199999, 1}, {70003, 2}}});
+  Run({64, 1024, IndexKeyDType::kFp4, {{65535, 1}, {4090, 10}}});
+}
+
+TEST_F(IndexSelectCudaTest, PrefillMatchesTheCpu) {
+  Run({64, 512, IndexKeyDType::kFp4, {{1900, 301}, {3000, 100}}});
+  Run({64, 512, IndexKeyDType::kFp8, {{4000, 99}}});
+  Run({64, 512, IndexKeyDType::kFp4, {{6000, 77}, {2500, 50}}, 7});
+}
+
+TEST_F(IndexSelectCudaTest, FewHeadsMatchTheCpu) {
+  Run({4, 128, IndexKeyDType::kFp4, {{0, 600}, {511, 30}}});
+  Run({4, 128, IndexKeyDType::kFp4, {{900, 1}, {600, 1}, {512, 1}}});
+}
+
+TEST_F(IndexSelectCudaTest, EqualScoresGoToTheLowerEntry) {
+  Run({64, 512, IndexKeyDType::kFp4, {{30000, 1}, {9000, 3}}}, true);
+}
+
+}  // namespace
+}  // namespace fathom::kernels

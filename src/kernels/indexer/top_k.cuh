@@ -1,0 +1,194 @@
+// The exact topk of a row of scores by one block: higher score first, then the lower entry; the
+// chosen entries come out ascending. A histogram of 4096 monotone bins finds the bin of the k-th
+// score; entries of higher bins are chosen at once, those of that bin are chosen by radix selection
+// on (score, entry). Chosen entries are bits in shared memory. Device code only.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace fathom::kernels {
+
+inline constexpr int kTopkThreads = 1024;
+inline constexpr int kTopkBins = 4096;
+inline constexpr int kTopkCandidates = 4096;  // kept in shared memory; more are read again
+
+// Sorts as the score does, NaN included; -0 is 0.
+__device__ __forceinline__ uint32_t OrderedScore(float score) {
+  const uint32_t u = __float_as_uint(score + 0.0f);
+  return (u & 0x80000000u) != 0 ? ~u : u | 0x80000000u;
+}
+// The bin of an ordered score: 64 to a power of two between 2^-16 and 2^16.
+__device__ __forceinline__ int ScoreBin(uint32_t ordered) {
+  const bool positive = (ordered & 0x80000000u) != 0;
+  const uint32_t magnitude = (positive ? ordered : ~ordered) & 0x7fffffffu;
+  const int step = min(max(static_cast<int>(magnitude >> 17) - (111 << 6), 0), 2047);
+  return positive ? 2048 + step : 2047 - step;
+}
+// (score, entry) as one number: the better, the larger.
+__device__ __forceinline__ uint64_t RankKey(uint32_t ordered, int entry) {
+  return uint64_t{ordered} << 32 | (0xffffffffu - static_cast<uint32_t>(entry));
+}
+
+struct TopkShared {
+  int bins[kTopkBins];
+  uint64_t candidates[kTopkCandidates];
+  int warp_sums[kTopkThreads / 32];
+  int num_candidates;
+  int chosen_bin;  // of the k-th
+  int missing;     // how many of that bin are chosen
+};
+// The bits of `entries` entries follow.
+inline size_t TopkSharedBytes(int entries) {
+  return sizeof(TopkShared) + static_cast<size_t>((entries + 31) / 32) * 4;
+}
+
+// The sum of x over threads before this one, and over all in `total`.
+__device__ inline int BlockScan(int x, int* warp_sums, int& total) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int inclusive = x;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int other = __shfl_up_sync(0xffffffffu, inclusive, offset);
+    if (lane >= offset) inclusive += other;
+  }
+  __syncthreads();
+  if (lane == 31) warp_sums[warp] = inclusive;
+  __syncthreads();
+  int before = 0;
+  total = 0;
+  for (int w = 0; w < kTopkThreads / 32; ++w) {
+    before += w < warp ? warp_sums[w] : 0;
+    total += warp_sums[w];
+  }
+  return before + inclusive - x;
+}
+
+class TopkRow {
+ public:
+  __device__ TopkRow(const float* scores, int size, int topk, TopkShared& shared, uint32_t* bits)
+      : scores_(scores), size_(size), topk_(topk), s_(shared), bits_(bits) {}
+
+  __device__ void Run(int32_t* selected) {
+    CountBins();
+    FindBin(kTopkBins, topk_);
+    ChooseHigherBins();
+    ChooseFromBin();
+    Emit(selected);
+  }
+
+ private:
+  __device__ void CountBins() {
+    for (int i = threadIdx.x; i < kTopkBins; i += kTopkThreads) s_.bins[i] = 0;
+    if (threadIdx.x == 0) s_.num_candidates = 0;
+    __syncthreads();
+#pragma unroll 8
+    for (int i = threadIdx.x; i < size_; i += kTopkThreads) {
+      atomicAdd(s_.bins + ScoreBin(OrderedScore(scores_[i])), 1);
+    }
+    __syncthreads();
+  }
+
+  // The bin in which the count from the top reaches `wanted`: chosen_bin; missing of it are wanted.
+  __device__ void FindBin(int num_bins, int wanted) {
+    const int per_thread = (num_bins + kTopkThreads - 1) / kTopkThreads;
+    const int first = num_bins - 1 - static_cast<int>(threadIdx.x) * per_thread;  // downwards
+    int mine = 0;
+    for (int i = 0; i < per_thread && first - i >= 0; ++i) mine += s_.bins[first - i];
+    int total;
+    int above = BlockScan(mine, s_.warp_sums, total);
+    for (int i = 0; i < per_thread && first - i >= 0; ++i) {
+      const int count = s_.bins[first - i];
+      if (above < wanted && above + count >= wanted) {
+        s_.chosen_bin = first - i;
+        s_.missing = wanted - above;
+      }
+      above += count;
+    }
+    __syncthreads();
+  }
+
+  __device__ void ChooseHigherBins() {
+    const int lane = threadIdx.x % 32, bin = s_.chosen_bin;
+#pragma unroll 4
+    for (int word = threadIdx.x / 32; word < (size_ + 31) / 32; word += kTopkThreads / 32) {
+      const int i = word * 32 + lane;
+      const uint32_t ordered = i < size_ ? OrderedScore(scores_[i]) : 0;
+      const int mine = i < size_ ? ScoreBin(ordered) : -1;
+      const uint32_t higher = __ballot_sync(0xffffffffu, mine > bin);
+      if (lane == 0) bits_[word] = higher;
+      if (mine == bin) {
+        const int slot = atomicAdd(&s_.num_candidates, 1);
+        if (slot < kTopkCandidates) s_.candidates[slot] = RankKey(ordered, i);
+      }
+    }
+    __syncthreads();
+  }
+
+  template <typename Body>
+  __device__ void ForEachCandidate(int bin, const Body& body) const {
+    if (s_.num_candidates <= kTopkCandidates) {
+      for (int i = threadIdx.x; i < s_.num_candidates; i += kTopkThreads) body(s_.candidates[i]);
+      return;
+    }
+    for (int i = threadIdx.x; i < size_; i += kTopkThreads) {
+      const uint32_t ordered = OrderedScore(scores_[i]);
+      if (ScoreBin(ordered) == bin) body(RankKey(ordered, i));
+    }
+  }
+
+  // The `missing` largest candidates: finds the smallest of them digit by digit.
+  __device__ void ChooseFromBin() {
+    constexpr int kDigits = 256;
+    const int bin = s_.chosen_bin;
+    int missing = s_.missing, left = s_.num_candidates;
+    uint64_t prefix = 0;
+    int shift = 64;
+    __syncthreads();
+    while (left > missing) {
+      shift -= 8;
+      for (int i = threadIdx.x; i < kDigits; i += kTopkThreads) s_.bins[i] = 0;
+      __syncthreads();
+      ForEachCandidate(bin, [&](uint64_t key) {
+        if (shift == 56 || key >> (shift + 8) == prefix) {
+          atomicAdd(s_.bins + (key >> shift & (kDigits - 1)), 1);
+        }
+      });
+      __syncthreads();
+      FindBin(kDigits, missing);
+      prefix = prefix << 8 | static_cast<uint64_t>(s_.chosen_bin);
+      left = s_.bins[s_.chosen_bin];
+      missing = s_.missing;
+      __syncthreads();
+    }
+    ForEachCandidate(bin, [&](uint64_t key) {
+      if (shift < 64 && key >> shift < prefix) return;
+      const uint32_t entry = 0xffffffffu - static_cast<uint32_t>(key);
+      atomicOr(bits_ + entry / 32, 1u << (entry % 32));
+    });
+    __syncthreads();
+  }
+
+  __device__ void Emit(int32_t* selected) const {
+    const int words = (size_ + 31) / 32;
+    const int per_thread = (words + kTopkThreads - 1) / kTopkThreads;
+    const int first = threadIdx.x * per_thread, end = min(first + per_thread, words);
+    int count = 0, total;
+    for (int i = first; i < end; ++i) count += __popc(bits_[i]);
+    int place = BlockScan(count, s_.warp_sums, total);
+    for (int i = first; i < end; ++i) {
+      for (uint32_t word = bits_[i]; word != 0; word &= word - 1) {
+        selected[place++] = i * 32 + __ffs(word) - 1;
+      }
+    }
+  }
+
+  const float* scores_;
+  int size_;
+  int topk_;
+  TopkShared& s_;
+  uint32_t* bits_;
+};
+
+}  // namespace fathom::kernels

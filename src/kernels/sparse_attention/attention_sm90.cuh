@@ -1,0 +1,224 @@
+// Attention of up to 64 heads of one token over a range of its key tiles, by one block: a producer
+// warpgroup widens keys into two tiles in shared memory; two consumer warpgroups take turns at the
+// scores of a tile (heads are the rows of wgmma) and each adds the tile's values to its half of the
+// 512 output columns, which stay in registers. Device code only.
+#pragma once
+
+#include "kernels/gemm/wgmma.cuh"
+#include "kernels/rope/rope.cuh"
+#include "kernels/sparse_attention/key_tile.cuh"
+#include "kernels/sparse_attention/wgmma_values.cuh"
+
+namespace fathom::kernels {
+
+inline constexpr int kHeadTile = 64;
+inline constexpr int kConsumers = 256;
+inline constexpr int kAttentionThreads = kConsumers + kProducerThreads;
+inline constexpr int kProbabilityBytes = kHeadTile * 128;
+inline constexpr int kConsumerBarrier = 1;  // named
+inline constexpr float kLog2E = 1.4426950408889634f;
+
+// Dynamic shared memory, from a multiple of 1024.
+struct AttentionShared {
+  uint8_t q[8 * kColumnBlockBytes];  // [64 heads, 512] like a key tile; the output at the end
+  uint8_t keys[2][kKeyTileBytes];
+  uint8_t p[2][kProbabilityBytes];
+  KeyProducer::Shared producer;
+  float max[kHeadTile];         // running, in log2 units
+  float rescale[2][kHeadTile];  // of the sums before the tile
+  float sum[2][kHeadTile];
+  uint64_t full[2], empty[2], ready[2];  // keys widened; tile free; probabilities written
+};
+inline constexpr size_t kAttentionSharedBytes = sizeof(AttentionShared) + 1024;
+
+// A head row on its way in: b(head norm), then rope. Lane l holds columns 8 l .. and 256 + 8 l ...
+__device__ __forceinline__ void NormAndRotate(float (&x)[2][8], float eps, const float* angles,
+                                              int lane) {
+  float sum = 0;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (float v : x[half]) sum += RoundBf16(v * v);
+  }
+  const float mean = RoundBf16(WarpSum(sum) / static_cast<float>(kHeadDim));
+  const float scale = RoundBf16(1.0f / sqrtf(RoundBf16(mean + eps)));
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (float& v : x[half]) v = RoundBf16(v * scale);
+  }
+  if (lane < 24) return;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 angle = reinterpret_cast<const float2*>(angles)[(lane - 24) * 4 + i];
+    const float2 y = RotatePair({x[1][2 * i], x[1][2 * i + 1]}, angle);
+    x[1][2 * i] = y.x, x[1][2 * i + 1] = y.y;
+  }
+}
+
+// The consumers' part: 8 warps, 8 head rows each, into shared memory.
+__device__ inline void LoadQueries(const CudaSparseAttentionParams& p, int token, int first_head,
+                                   uint32_t q) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const float* angles = p.angles + int64_t{token} * kRopeDim;
+#pragma unroll
+  for (int r = 0; r < kHeadTile / 8; ++r) {
+    const int row = r * 8 + warp, head = first_head + row;
+    uint4 packed[2] = {};
+    if (head < p.num_heads) {
+      const auto* in =
+          reinterpret_cast<const uint4*>(p.q + (int64_t{token} * p.num_heads + head) * kHeadDim);
+      float x[2][8];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint4 raw = in[half * 32 + lane];
+        const float2 a = UnpackBf16(raw.x), b = UnpackBf16(raw.y);
+        const float2 c = UnpackBf16(raw.z), d = UnpackBf16(raw.w);
+        const float values[8] = {a.x, a.y, b.x, b.y, c.x, c.y, d.x, d.y};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[half][i] = values[i];
+      }
+      NormAndRotate(x, p.norm_eps, angles, lane);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        packed[half] = {PackBf16(x[half][0], x[half][1]), PackBf16(x[half][2], x[half][3]),
+                        PackBf16(x[half][4], x[half][5]), PackBf16(x[half][6], x[half][7])};
+      }
+    }
+    StoreShared(q + ChunkOffset(row, lane), packed[0]);
+    StoreShared(q + ChunkOffset(row, 32 + lane), packed[1]);
+  }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  NamedBarrier(kConsumerBarrier, kConsumers);
+}
+
+// One consumer warpgroup's sums over the tiles. A thread holds rows `row` and `row + 8`.
+class AttentionConsumer {
+ public:
+  __device__ AttentionConsumer(AttentionShared& shared, int num_keys)
+      : s_(shared), num_keys_(num_keys) {
+    const int thread = threadIdx.x % 128, lane = thread % 32;
+    group_ = threadIdx.x / 128;
+    row_ = thread / 32 * 16 + lane / 4;
+    quad_ = lane % 4;
+#pragma unroll
+    for (float& o : o_) o = 0;
+  }
+
+  // The block's tile i holds keys from `first_key + 64 i`.
+  __device__ void Run(int num_tiles, int first_key) {
+    for (int i = 0; i < num_tiles; ++i) {
+      const bool owner = i % 2 == group_;
+      float tile_sum[2] = {0, 0};
+      if (owner) Scores(i, first_key + i * kKeyTile, tile_sum);
+      BarrierWait(s_.ready + i % 2, i / 2 % 2);
+      AddValues(i);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) sum_[r] += tile_sum[r];
+    }
+    ShareSums();
+  }
+
+  // After Run: row r's maximum and sum, and the thread's values.
+  __device__ float max(int r) const { return s_.max[row_ + 8 * r]; }
+  __device__ float sum(int r) const { return s_.sum[0][row_ + 8 * r] + s_.sum[1][row_ + 8 * r]; }
+  __device__ int row(int r) const { return row_ + 8 * r; }
+  // Pair j of 32: columns column(j) and + 1.
+  __device__ int column(int j) const { return group_ * 256 + 8 * j + 2 * quad_; }
+  __device__ float2 value(int r, int j) const { return {o_[4 * j + 2 * r], o_[4 * j + 2 * r + 1]}; }
+  static constexpr int kPairs = 32;
+
+ private:
+  static constexpr float kScale = 0.044194173824159216f;  // 512^-0.5
+
+  __device__ void Scores(int i, int first_key, float (&tile_sum)[2]) {
+    float d[32];
+    BarrierWait(s_.full + i % 2, i / 2 % 2);
+    const uint32_t q = SharedAddress(s_.q), keys = SharedAddress(s_.keys[i % 2]);
+    WgmmaFence();
+#pragma unroll
+    for (int k = 0; k < kHeadDim / 16; ++k) {
+      const uint32_t offset = k / 4 * kColumnBlockBytes + k % 4 * 32;
+      Wgmma<WgmmaType::kBf16, 64>::FromSmem(d, SmemDescriptor(q + offset),
+                                            SmemDescriptor(keys + offset), k != 0);
+    }
+    WgmmaCommit();
+    WgmmaWait<0>();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) tile_sum[r] = Probabilities(d, r, i, first_key);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    BarrierArrive(s_.ready + i % 2);
+  }
+
+  // Row r's probabilities into shared memory; returns the thread's part of their sum.
+  __device__ float Probabilities(float (&d)[32], int r, int i, int first_key) {
+    const int row = row_ + 8 * r;
+    float tile_max = -__builtin_huge_valf();
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = d[4 * j + 2 * r + e];
+        if (first_key + 8 * j + 2 * quad_ + e >= num_keys_) x = -__builtin_huge_valf();
+        tile_max = fmaxf(tile_max, x);
+      }
+    }
+    tile_max = WarpMax<4>(tile_max) * (kScale * kLog2E);
+    const float old_max = i == 0 ? -__builtin_huge_valf() : s_.max[row];
+    const float max = fmaxf(old_max, tile_max);
+    __syncwarp();  // the quad has read the old maximum
+    if (quad_ == 0) {
+      s_.max[row] = max;
+      s_.rescale[i % 2][row] = exp2f(old_max - max);
+    }
+    float sum = 0;
+    const uint32_t p = SharedAddress(s_.p[i % 2]) + row * 128 + quad_ * 4;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float a = exp2f(fmaf(d[4 * j + 2 * r], kScale * kLog2E, -max));
+      const float b = exp2f(fmaf(d[4 * j + 2 * r + 1], kScale * kLog2E, -max));
+      sum += a + b;
+      asm volatile("st.shared.b32 [%0], %1;" ::"r"(p + (j ^ (row % 8)) * 16), "r"(PackBf16(a, b))
+                   : "memory");
+    }
+    return sum;
+  }
+
+  __device__ void AddValues(int i) {
+    const float scale[2] = {s_.rescale[i % 2][row_], s_.rescale[i % 2][row_ + 8]};
+    sum_[0] *= scale[0], sum_[1] *= scale[1];
+    if (__any_sync(0xffffffffu, scale[0] != 1.0f || scale[1] != 1.0f)) {
+#pragma unroll
+      for (int j = 0; j < 128; ++j) o_[j] *= scale[j / 2 % 2];
+    }
+    const uint32_t p = SharedAddress(s_.p[i % 2]);
+    const uint32_t values = SharedAddress(s_.keys[i % 2]) + group_ * 4 * kColumnBlockBytes;
+    WgmmaFence();
+#pragma unroll
+    for (int k = 0; k < kKeyTile / 16; ++k) {
+      WgmmaValues(o_, SmemDescriptor(p + k * 32),
+                  TransposedDescriptor(values + k * 2048, kColumnBlockBytes));
+    }
+    WgmmaCommit();
+    WgmmaWait<0>();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) BarrierArrive(s_.empty + i % 2);
+  }
+
+  __device__ void ShareSums() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = WarpSum<4>(sum_[r]);
+      if (quad_ == 0) s_.sum[group_][row_ + 8 * r] = sum;
+    }
+    NamedBarrier(kConsumerBarrier, kConsumers);
+  }
+
+  AttentionShared& s_;
+  int num_keys_;
+  int group_, row_, quad_;
+  float sum_[2] = {0, 0};
+  float o_[128];
+};
+
+}  // namespace fathom::kernels

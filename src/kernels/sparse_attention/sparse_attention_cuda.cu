@@ -1,0 +1,170 @@
+// The blocks of attention (attention_sm90.cuh): one for each token, 64 heads and split of the keys;
+// with one split it writes the output, with more a second kernel adds the parts up.
+#include "kernels/launch.cuh"
+#include "kernels/sparse_attention/attention_sm90.cuh"
+
+namespace fathom::kernels {
+namespace {
+
+// A split's part of one head: 512 sums; their maximum (log2 units) and sum of p.
+struct Parts {
+  float* sums = nullptr;     // [num_tokens, num_heads, max_splits, 512]
+  float2* scales = nullptr;  // [num_tokens, num_heads, max_splits]
+};
+
+// b(inverse rope(b(o))) of columns `column` and + 1.
+__device__ __forceinline__ uint32_t FinishPair(float2 o, int column, const float* angles) {
+  if (column < kNumFp8) return PackBf16(o.x, o.y);
+  const float2 angle = *reinterpret_cast<const float2*>(angles + column - kNumFp8);
+  const float2 y = RotatePair({RoundBf16(o.x), RoundBf16(o.y)}, {angle.x, -angle.y});
+  return PackBf16(y.x, y.y);
+}
+
+// Finished rows go through shared memory, so that whole 128-byte rows of tiles are written.
+__device__ void WriteOutput(const CudaSparseAttentionParams& p, const AttentionConsumer& sums,
+                            AttentionShared& shared, int token, int first_head) {
+  const float* angles = p.angles + int64_t{token} * kRopeDim;
+  const uint32_t out = SharedAddress(shared.q);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = sums.row(r), head = first_head + row;
+    const float sink = head < p.num_heads ? p.sink[head] : 0;
+    const float inverse = 1.0f / (sums.sum(r) + exp2f(sink * kLog2E - sums.max(r)));
+#pragma unroll
+    for (int j = 0; j < AttentionConsumer::kPairs; ++j) {
+      const float2 o = sums.value(r, j);
+      const int column = sums.column(j);
+      const uint32_t pair = FinishPair({o.x * inverse, o.y * inverse}, column, angles);
+      asm volatile(
+          "st.shared.b32 [%0], %1;" ::"r"(out + ChunkOffset(row, column / 8) + column % 8 * 2),
+          "r"(pair)
+          : "memory");
+    }
+  }
+  NamedBarrier(kConsumerBarrier, kConsumers);
+  const int heads = min(kHeadTile, p.num_heads - first_head);
+  for (int i = threadIdx.x; i < heads * 64; i += kConsumers) {
+    const int row = i / 64, chunk = i % 64;
+    const uint4 value = *reinterpret_cast<const uint4*>(shared.q + ChunkOffset(row, chunk));
+    const int64_t offset =
+        Bf16TileOffset(token, int64_t{first_head + row} * kHeadDim + chunk * 8, p.out.row_groups);
+    *reinterpret_cast<uint4*>(reinterpret_cast<uint8_t*>(p.out.values) + offset) = value;
+  }
+}
+
+__device__ void WriteParts(const Parts& parts, const AttentionConsumer& sums, int num_heads,
+                           int token, int first_head, int split, int max_splits) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int head = first_head + sums.row(r);
+    if (head >= num_heads) continue;
+    const int64_t part = (int64_t{token} * num_heads + head) * max_splits + split;
+#pragma unroll
+    for (int j = 0; j < AttentionConsumer::kPairs; ++j) {
+      *reinterpret_cast<float2*>(parts.sums + part * kHeadDim + sums.column(j)) = sums.value(r, j);
+    }
+    if (sums.column(0) == 0) parts.scales[part] = {sums.max(r), sums.sum(r)};
+  }
+}
+
+__global__ void __launch_bounds__(kAttentionThreads, 1)
+    SparseAttentionKernel(const __grid_constant__ CudaSparseAttentionParams p, int head_tiles,
+                          Parts parts) {
+  extern __shared__ uint8_t dynamic[];
+  auto& shared = *reinterpret_cast<AttentionShared*>((reinterpret_cast<uintptr_t>(dynamic) + 1023) /
+                                                     1024 * 1024);
+  const int token = blockIdx.x / head_tiles, first_head = blockIdx.x % head_tiles * kHeadTile;
+  const int split = blockIdx.y, max_splits = gridDim.y;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; ++i) {
+      BarrierInit(shared.full + i, kProducerThreads);
+      BarrierInit(shared.empty + i, kConsumers / 32);
+      BarrierInit(shared.ready + i, kConsumers / 2);
+    }
+    BarrierInitFence();
+  }
+  WaitForPredecessor();
+  AllowSuccessor();
+  if (p.batch.token_seq[token] < 0) return;
+  const TokenKeys keys(p, token);
+  const KeySplits splits(keys.size(), max_splits);
+  if (split >= splits.num_splits) return;
+  const int first = split * splits.tiles_per_split;
+  const int end = min(first + splits.tiles_per_split, splits.num_tiles);
+  __syncthreads();
+  if (threadIdx.x >= kConsumers) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 112;");
+    KeyProducer(keys, first, end, SharedAddress(shared.keys), shared.producer, shared.full,
+                shared.empty, threadIdx.x - kConsumers)
+        .Run();
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
+    LoadQueries(p, token, first_head, SharedAddress(shared.q));
+    AttentionConsumer sums(shared, keys.size());
+    sums.Run(end - first, first * kKeyTile);
+    if (max_splits == 1) {
+      WriteOutput(p, sums, shared, token, first_head);
+    } else {
+      WriteParts(parts, sums, p.num_heads, token, first_head, split, max_splits);
+    }
+  }
+}
+
+constexpr int kCombineThreads = 128;  // four columns each
+
+__global__ void __launch_bounds__(kCombineThreads)
+    CombineKernel(const __grid_constant__ CudaSparseAttentionParams p, Parts parts,
+                  int max_splits) {
+  WaitForPredecessor();
+  AllowSuccessor();
+  const int head = blockIdx.x, token = blockIdx.y, column = 4 * threadIdx.x;
+  if (p.batch.token_seq[token] < 0) return;
+  const int num_splits = KeySplits(TokenKeys(p, token).size(), max_splits).num_splits;
+  const int64_t first = (int64_t{token} * p.num_heads + head) * max_splits;
+  float max = -__builtin_huge_valf();
+  for (int i = 0; i < num_splits; ++i) max = fmaxf(max, parts.scales[first + i].x);
+  float sum = exp2f(p.sink[head] * kLog2E - max);
+  float4 o{0, 0, 0, 0};
+#pragma unroll 4
+  for (int i = 0; i < num_splits; ++i) {
+    const float2 scale = parts.scales[first + i];
+    const float weight = exp2f(scale.x - max);
+    const float4 v = *reinterpret_cast<const float4*>(parts.sums + (first + i) * kHeadDim + column);
+    sum += weight * scale.y;
+    o = {o.x + weight * v.x, o.y + weight * v.y, o.z + weight * v.z, o.w + weight * v.w};
+  }
+  const float inverse = 1.0f / sum;
+  const float* angles = p.angles + int64_t{token} * kRopeDim;
+  const uint2 out{FinishPair({o.x * inverse, o.y * inverse}, column, angles),
+                  FinishPair({o.z * inverse, o.w * inverse}, column + 2, angles)};
+  const int64_t offset = Bf16TileOffset(token, int64_t{head} * kHeadDim + column, p.out.row_groups);
+  *reinterpret_cast<uint2*>(reinterpret_cast<uint8_t*>(p.out.values) + offset) = out;
+}
+
+int HeadTiles(int num_heads) { return (num_heads + kHeadTile - 1) / kHeadTile; }
+
+}  // namespace
+
+int64_t SparseAttentionWorkspaceBytes(int num_heads) {
+  // A split step has at most kTargetBlocks parts of at most 64 heads.
+  const int64_t heads = std::min(num_heads, kHeadTile);
+  return kTargetBlocks * heads * (kHeadDim * 4 + int64_t{sizeof(float2)});
+}
+
+void Launch(const CudaSparseAttentionParams& p, device::Stream& stream) {
+  if (p.batch.num_tokens == 0) return;
+  const int head_tiles = HeadTiles(p.num_heads);
+  const int blocks = p.batch.num_tokens * head_tiles;
+  const int max_splits = std::max(1, kTargetBlocks / blocks);
+  Parts parts;
+  parts.sums = p.workspace;
+  parts.scales = reinterpret_cast<float2*>(p.workspace + int64_t{p.batch.num_tokens} * p.num_heads *
+                                                             max_splits * kHeadDim);
+  LaunchKernel(SparseAttentionKernel, dim3(blocks, max_splits), kAttentionThreads,
+               kAttentionSharedBytes, stream, p, head_tiles, parts);
+  if (max_splits == 1) return;
+  LaunchKernel(CombineKernel, dim3(p.num_heads, p.batch.num_tokens), kCombineThreads, 0, stream, p,
+               parts, max_splits);
+}
+
+}  // namespace fathom::kernels

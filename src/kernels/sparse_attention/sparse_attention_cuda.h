@@ -1,0 +1,44 @@
+// The CUDA side of sparse_attention.h, official numerics (head_dim 512, rotary 64, window 128),
+// with what surrounds it: the norm of the query heads and their rope on the way in; the inverse
+// rope on the way out, into tiles for the grouped output product. K and V are the same entries.
+//   q = rope(b(head norm(q))); s = q . k * 512^-0.5, FP32; p = exp(s - m), the running maximum m;
+//   o = b(sum b(p) * k / (sum p + exp(sink - m))); out = b(inverse rope(o)).
+// A step of few tokens spreads a token's keys over blocks (splits); how many depends on num_tokens
+// and the token's keys only, so a step of the same shape gives the same bits.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "device/device.h"
+#include "kernels/batch_cuda.h"
+#include "kernels/kv_entry/kv_entry.h"
+#include "kernels/tiles.cuh"
+
+namespace fathom::kernels {
+
+struct CudaSparseAttentionParams {
+  CudaBatch batch;
+  const __nv_bfloat16* q = nullptr;  // [num_tokens, num_heads, 512], of the weight product
+  int num_heads = 0;                 // any up to 128
+  float norm_eps = 0;
+  const float* angles = nullptr;         // [num_tokens, 64]
+  const float* sink = nullptr;           // [num_heads]
+  const __nv_bfloat16* fresh = nullptr;  // [num_tokens, 512]
+  PagedEntries pages;
+  int ratio = 0;  // 0: window only; 4: the selected entries; 128: all visible ones
+  PagedEntries compressed;
+  const int32_t* selected = nullptr;  // [num_tokens, topk], ratio 4
+  const int32_t* counts = nullptr;    // [num_tokens], ratio 4
+  int topk = 0;
+  Bf16Tiles out;               // K = num_heads * 512
+  float* workspace = nullptr;  // SparseAttentionWorkspaceBytes
+};
+
+// Enough for any number of tokens.
+int64_t SparseAttentionWorkspaceBytes(int num_heads);
+
+void Launch(const CudaSparseAttentionParams& params, device::Stream& stream);
+
+}  // namespace fathom::kernels

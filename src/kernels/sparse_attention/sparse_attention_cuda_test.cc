@@ -1,0 +1,197 @@
+// Attention against the CPU's head norm, rope, attention and inverse rope. Both round probabilities
+// to BF16, the device relative to the running maximum, so outputs may differ by 2^-8 of the largest
+// value and their own rounding.
+#include "kernels/sparse_attention/sparse_attention_cuda.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "kernels/cuda_batch_testing.h"
+#include "kernels/norm/norm.h"
+#include "kernels/rope/rope.h"
+#include "kernels/sparse_attention/sparse_attention.h"
+
+namespace fathom::kernels {
+namespace {
+
+struct Shape {
+  int num_heads;
+  int ratio;
+  int topk;
+  std::vector<TestSequence> sequences;
+};
+
+class SparseAttentionCudaTest : public CudaTest {
+ protected:
+  void Run(const Shape& shape) {
+    int longest = 0;
+    for (const TestSequence& s : shape.sequences) {
+      longest = std::max(longest, s.num_computed + s.num_tokens);
+    }
+    TestBatch batch(static_cast<int>(shape.sequences.size()), longest, 11);
+    batch.SetStep(shape.sequences);
+    const BatchView view = batch.view();
+    const int tokens = batch.num_tokens(), heads = shape.num_heads, padding = 2;
+    std::vector<uint8_t> blocks(static_cast<size_t>(batch.num_blocks() * TestPools::kBlockBytes));
+    std::vector<uint8_t> pages(static_cast<size_t>(batch.num_pages() * TestPools::kPageBytes));
+    const auto compressed = [&](std::byte* pool) {
+      return shape.ratio == 4 ? TestPools::C4(pool) : TestPools::C128(pool);
+    };
+    const auto host_blocks = compressed(reinterpret_cast<std::byte*>(blocks.data()));
+    const auto host_pages = TestPools::Window(reinterpret_cast<std::byte*>(pages.data()));
+    FillEntries(host_blocks, batch.num_blocks(), 1);
+    FillEntries(host_pages, batch.num_pages(), 2);
+    auto q = RandomActivations<BFloat16>(int64_t{tokens} * heads * 512, 3, 4.0f);
+    const auto fresh = RandomActivations<BFloat16>(int64_t{tokens} * 512, 4);
+    const auto sink = RandomFloats(heads, 5);
+    std::vector<float> angles(static_cast<size_t>((tokens + padding) * 64)), frequencies;
+    for (int i = 0; i < 32; ++i) frequencies.push_back(std::pow(10000.0f, -i / 32.0f));
+    for (int t = 0; t < tokens; ++t) {
+      RopeAngles(view.positions[static_cast<size_t>(t)], frequencies, angles.data() + t * 64);
+    }
+    std::vector<int32_t> selected(static_cast<size_t>((tokens + padding) * shape.topk)), counts;
+    Select(view, shape.topk, selected, counts);
+
+    std::vector<device::Buffer> keep;
+    const auto upload = [this](const auto& v) { return Upload(v); };
+    const auto gpu_q = Upload(q), gpu_fresh = Upload(fresh), gpu_sink = Upload(sink);
+    const auto gpu_angles = Upload(angles), gpu_blocks = Upload(blocks), gpu_pages = Upload(pages);
+    const auto gpu_selected = Upload(selected), gpu_counts = Upload(counts);
+    const int64_t rows = (tokens + padding + 7) / 8 * 8;
+    const auto out = Poisoned(rows * heads * 1024);
+    const auto workspace = Poisoned(SparseAttentionWorkspaceBytes(heads));
+    CudaSparseAttentionParams p;
+    p.batch = batch.OnDevice(upload, keep, padding);
+    p.q = As<const __nv_bfloat16>(gpu_q);
+    p.num_heads = heads;
+    p.norm_eps = 1e-6f;
+    p.angles = As<const float>(gpu_angles);
+    p.sink = As<const float>(gpu_sink);
+    p.fresh = As<const __nv_bfloat16>(gpu_fresh);
+    p.pages = TestPools::Window(gpu_pages.data());
+    p.ratio = shape.ratio;
+    p.compressed = compressed(gpu_blocks.data());
+    p.selected = As<const int32_t>(gpu_selected);
+    p.counts = As<const int32_t>(gpu_counts);
+    p.topk = shape.topk;
+    p.out = {As<__nv_bfloat16>(out), rows / 8};
+    p.workspace = As<float>(workspace);
+    Launch(p, *gpu_stream_);
+    const auto actual = Download<BFloat16>(out);
+
+    Launch(
+        HeadNormParams<BFloat16>{
+            .q = q.data(), .num_rows = int64_t{tokens} * heads, .size = 512, .eps = 1e-6f},
+        *cpu_stream_);
+    Rope(q, tokens, heads, angles, false);
+    const int64_t max_keys = 128 + std::max(shape.topk, longest / 128 + 1);
+    std::vector<float> scratch(
+        static_cast<size_t>(4 * AttentionScratchFloats(heads, 512, max_keys)));
+    Launch(SparseAttentionParams<BFloat16>{.batch = view,
+                                           .q = q.data(),
+                                           .num_heads = heads,
+                                           .head_dim = 512,
+                                           .rope_dim = 64,
+                                           .window = 128,
+                                           .scale = 1 / std::sqrt(512.0f),
+                                           .sink = sink.data(),
+                                           .fresh = fresh.data(),
+                                           .pages = host_pages,
+                                           .ratio = shape.ratio,
+                                           .compressed = host_blocks,
+                                           .selected = selected.data(),
+                                           .counts = counts.data(),
+                                           .topk = shape.topk,
+                                           .scratch = scratch.data(),
+                                           .max_keys = max_keys},
+           *cpu_stream_);
+    Rope(q, tokens, heads, angles, true);
+    double error = 0, size = 0;
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t k = 0; k < heads * 512; ++k) {
+        const float e = ToFloat(q[static_cast<size_t>(t * heads * 512 + k)]);
+        const float a = ToFloat(actual[static_cast<size_t>(Bf16TileOffset(t, k, rows / 8) / 2)]);
+        // Values are near 1, at most 6.
+        ASSERT_NEAR(a, e, 6 * 0x1p-8 + std::fabs(e) * 0x1p-7)
+            << t << ' ' << k / 512 << ' ' << k % 512;
+        error += (a - e) * (a - e), size += e * e;
+      }
+    }
+    EXPECT_LE(std::sqrt(error / size), 0x1p-8);
+    for (int64_t t = tokens; t < tokens + padding; ++t) {
+      const auto at = static_cast<size_t>(Bf16TileOffset(t, 0, rows / 8) / 2);
+      EXPECT_EQ(actual[at].bits, 0xffff) << "a padding token was written";
+    }
+  }
+
+  // Up to topk visible entries of each token, ascending.
+  static void Select(const BatchView& view, int topk, std::vector<int32_t>& selected,
+                     std::vector<int32_t>& counts) {
+    std::mt19937 random(9);
+    for (int t = 0; t < view.num_tokens(); ++t) {
+      const int visible = (view.positions[static_cast<size_t>(t)] + 1) / 4;
+      int taken = 0;
+      for (int j = 0; j < visible && taken < topk; ++j) {
+        const int left = visible - j, wanted = topk - taken;
+        if (left > wanted && static_cast<int>(random() % static_cast<unsigned>(left)) >= wanted) {
+          continue;
+        }
+        selected[static_cast<size_t>(t * topk + taken++)] = j;
+      }
+      counts.push_back(taken);
+    }
+    counts.resize(counts.size() + 2);
+  }
+
+  void Rope(std::vector<BFloat16>& x, int tokens, int heads, const std::vector<float>& angles,
+            bool inverse) {
+    Launch(RopeParams<BFloat16>{.x = x.data(),
+                                .num_tokens = tokens,
+                                .num_heads = heads,
+                                .head_dim = 512,
+                                .rope_dim = 64,
+                                .angles = angles.data(),
+                                .inverse = inverse},
+           *cpu_stream_);
+  }
+};
+
+TEST_F(SparseAttentionCudaTest, OneTokenMatchesTheCpu) {
+  for (const int ratio : {0, 4, 128}) {
+    for (const int computed : {0, 1, 62, 63, 64, 127, 128, 255, 300, 2100}) {
+      Run({64, ratio, 512, {{computed, 1}}});
+    }
+  }
+}
+
+TEST_F(SparseAttentionCudaTest, EveryNumberOfHeadsMatchesTheCpu) {
+  for (const int heads : {4, 8, 16, 32, 64, 128}) {
+    Run({heads, 4, 512, {{700, 2}, {2500, 1}}});
+    Run({heads, 128, 512, {{20000, 1}}});
+  }
+}
+
+TEST_F(SparseAttentionCudaTest, ManySequencesMatchTheCpu) {
+  std::vector<TestSequence> sequences;
+  for (int s = 0; s < 140; ++s) sequences.push_back({s * 19, 1});
+  Run({64, 4, 512, sequences});
+  sequences.resize(9);
+  for (TestSequence& s : sequences) s.num_tokens = 4;
+  Run({64, 128, 512, sequences});
+}
+
+TEST_F(SparseAttentionCudaTest, ChunksOfAPromptMatchTheCpu) {
+  Run({64, 4, 512, {{0, 200}}});
+  Run({16, 4, 128, {{150, 140}, {700, 65}}});
+  Run({64, 128, 512, {{300, 150}}});
+  Run({64, 0, 512, {{63, 150}}});
+}
+
+TEST_F(SparseAttentionCudaTest, LongContextsMatchTheCpu) {
+  Run({64, 128, 512, {{300000, 1}}});
+  Run({64, 128, 512, {{40000, 2}, {100000, 1}}});
+}
+
+}  // namespace
+}  // namespace fathom::kernels

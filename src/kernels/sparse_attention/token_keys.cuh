@@ -1,0 +1,95 @@
+// Which keys a token attends to and where they are: window positions of earlier steps (pages), the
+// step's own (rows of `fresh`), then compressed entries, as NUMERICS orders them. Device code only.
+#pragma once
+
+#include "kernels/kv_entry/kv_entry.cuh"
+#include "kernels/sparse_attention/sparse_attention_cuda.h"
+
+namespace fathom::kernels {
+
+inline constexpr int kWindow = 128;
+inline constexpr int kKeyTile = 64;
+// Blocks that a step of few tokens is spread over.
+inline constexpr int kTargetBlocks = 132;
+
+// A key's bytes. scales is null for a row of `fresh` (BF16); data is null past the last key.
+struct KeyBytes {
+  const uint8_t* data = nullptr;
+  const uint8_t* scales = nullptr;
+};
+
+class TokenKeys {
+ public:
+  __device__ TokenKeys(const CudaSparseAttentionParams& params, int token)
+      : p_(params), token_(token), seq_(params.batch.token_seq[token]) {
+    const int position = p_.batch.positions[token], computed = p_.batch.num_computed[seq_];
+    first_position_ = max(0, position - kWindow + 1);
+    num_paged_ = max(0, computed - first_position_);
+    num_window_ = position + 1 - first_position_;
+    fresh_row_ = p_.batch.cu_seqlens_q[seq_] + first_position_ - computed;
+    const int compressed = p_.ratio == 0   ? 0
+                           : p_.ratio == 4 ? p_.counts[token]
+                                           : (position + 1) / 128;
+    size_ = num_window_ + compressed;
+  }
+
+  __device__ int size() const { return size_; }
+
+  // The compressed entry that key k is, or what Bytes needs else: to be read ahead of Bytes.
+  __device__ int Entry(int k) const {
+    if (k < num_window_ || k >= size_) return 0;
+    const int i = k - num_window_;
+    return p_.ratio == 4 ? p_.selected[int64_t{token_} * p_.topk + i] : i;
+  }
+
+  __device__ KeyBytes Bytes(int k, int entry) const {
+    if (k >= size_) return {};
+    const CudaBatch& b = p_.batch;
+    if (k >= num_window_) {
+      const int per_page = p_.compressed.entries_per_page;
+      const int32_t id = b.block_tables[int64_t{seq_} * b.max_blocks + entry / per_page];
+      return At(p_.compressed, id, entry % per_page);
+    }
+    if (k >= num_paged_) {
+      return {reinterpret_cast<const uint8_t*>(p_.fresh + int64_t{fresh_row_ + k} * kHeadDim),
+              nullptr};
+    }
+    const int position = first_position_ + k, per_page = p_.pages.entries_per_page;
+    const int page = position / per_page - b.first_window_page[seq_];
+    const int32_t id = b.window_tables[int64_t{seq_} * b.max_window_pages + page];
+    return At(p_.pages, id, position % per_page);
+  }
+
+ private:
+  __device__ static KeyBytes At(const PagedEntries& entries, int32_t page, int entry) {
+    const DeviceEntry e = EntryAt(entries, page, entry);
+    return {e.data, e.scales};
+  }
+
+  const CudaSparseAttentionParams& p_;
+  int token_;
+  int seq_;
+  int first_position_ = 0;
+  int num_paged_ = 0;
+  int num_window_ = 0;
+  int fresh_row_ = 0;  // of window key 0, were it this step's
+  int size_ = 0;
+};
+
+// How a token's tiles of 64 keys are dealt out to at most `max_splits` blocks: `tiles_per_split`
+// consecutive ones each, which grows with the number of tiles so that adding up the parts stays
+// cheap.
+struct KeySplits {
+  int num_tiles = 0;
+  int tiles_per_split = 0;
+  int num_splits = 0;
+
+  __device__ KeySplits(int num_keys, int max_splits) {
+    num_tiles = (num_keys + kKeyTile - 1) / kKeyTile;
+    tiles_per_split = max((num_tiles + max_splits - 1) / max_splits, 1 + num_tiles / 64);
+    if (max_splits == 1) tiles_per_split = num_tiles;
+    num_splits = (num_tiles + tiles_per_split - 1) / tiles_per_split;
+  }
+};
+
+}  // namespace fathom::kernels
