@@ -95,7 +95,7 @@ void Generation::Handle(IndexedEvent indexed) {
   if (delta.finish) {
     sequence.finished = true;
     ++num_finished_;
-    if (!reason) engine_->Cancel(sequence.id);
+    if (!reason) engine_->Finish(sequence.id, FinishReason::kStop);  // a stop string
   }
   const std::shared_ptr<GenerationListener> listener = listener_;
   if (num_finished_ == sequences_.size()) listener_.reset();

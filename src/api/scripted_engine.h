@@ -63,16 +63,18 @@ class ScriptedEngine final : public engine::Engine {
     wake_.notify_all();
     return OkStatus();
   }
-  void Cancel(request::RequestId id) override {
+  void Finish(request::RequestId id, request::FinishReason reason) override {
     const std::lock_guard lock(mutex_);
-    if (active_.count(id) > 0) cancelled_.push_back(id);
+    if (active_.count(id) > 0) ended_.emplace_back(id, reason);
     wake_.notify_all();
   }
   void Drain(Duration timeout) override {
     std::unique_lock lock(mutex_);
     draining_ = true;
     idle_.wait_for(lock, timeout, [this] { return active_.empty(); });
-    for (const auto& [id, active] : active_) cancelled_.push_back(id);
+    for (const auto& [id, active] : active_) {
+      ended_.emplace_back(id, request::FinishReason::kCancelled);
+    }
     wake_.notify_all();
     idle_.wait(lock, [this] { return active_.empty(); });
   }
@@ -91,11 +93,11 @@ class ScriptedEngine final : public engine::Engine {
   void Loop() {
     std::unique_lock lock(mutex_);
     while (!stopping_) {
-      for (const request::RequestId id : std::exchange(cancelled_, {})) {
+      for (const auto& [id, reason] : std::exchange(ended_, {})) {
         const auto it = active_.find(id);
         if (it == active_.end()) continue;
         request::TokenEvent event;
-        event.finish_reason = request::FinishReason::kCancelled;
+        event.finish_reason = reason;
         it->second.sink->OnEvent(std::move(event));
         active_.erase(it);
       }
@@ -152,7 +154,7 @@ class ScriptedEngine final : public engine::Engine {
   mutable std::mutex mutex_;  // guards the rest
   std::condition_variable wake_, idle_;
   std::map<request::RequestId, Active> active_;
-  std::vector<request::RequestId> cancelled_;
+  std::vector<std::pair<request::RequestId, request::FinishReason>> ended_;
   std::vector<request::Request> submitted_;
   bool draining_ = false;
   bool stopping_ = false;

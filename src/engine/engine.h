@@ -1,6 +1,6 @@
-// Engine: the loop thread between the API and the devices. Submit and Cancel from any thread;
+// Engine: the loop thread between the API and the devices. Submit and Finish from any thread;
 // everything else of a sequence's life happens on the loop thread. A step drains submissions and
-// cancellations, asks the scheduler for a batch, runs it, commits the result and pushes token
+// endings, asks the scheduler for a batch, runs it, commits the result and pushes token
 // events. It formats no text.
 #pragma once
 
@@ -30,9 +30,10 @@ class Engine {
   // drains. kInvalidArgument: it could never fit (says the limit).
   virtual Status Submit(request::Request request, std::shared_ptr<request::TokenSink> sink) = 0;
 
-  // Ends the request within a step; its sink gets kCancelled unless it had finished. Unknown ids:
-  // no-op.
-  virtual void Cancel(request::RequestId id) = 0;
+  // Ends the request within a step, as `reason`; its sink gets that unless it had finished. kStop
+  // is for a reader who found a stop string in the text. Unknown ids: no-op.
+  virtual void Finish(request::RequestId id, request::FinishReason reason) = 0;
+  void Cancel(request::RequestId id) { Finish(id, request::FinishReason::kCancelled); }
 
   // Refuses new requests, waits until the running ones have finished or `timeout` is over, then
   // cancels.

@@ -32,7 +32,7 @@ EngineLoop::EngineLoop(const EngineLoopOptions& options,
                        const Clock& clock)
     : options_(options),
       clock_(clock),
-      // A live request is submitted once and cancelled at most once.
+      // A live request is submitted once and ended at most once.
       commands_(static_cast<size_t>(options.max_live_requests) * 2),
       metrics_(metrics, options.model_name, scheduler_options.max_model_len),
       scheduler_(scheduler_options),
@@ -63,12 +63,12 @@ Status EngineLoop::Submit(request::Request request, std::shared_ptr<request::Tok
   return OkStatus();
 }
 
-void EngineLoop::Cancel(RequestId id) {
+void EngineLoop::Finish(RequestId id, FinishReason reason) {
   std::lock_guard lock(mutex_);
   const auto it = live_.find(id);
   if (it == live_.end() || it->second) return;
   it->second = true;
-  CHECK(commands_.TryPush(id));
+  CHECK(commands_.TryPush(Ending{id, reason}));
 }
 
 void EngineLoop::Drain(Duration timeout) {
@@ -108,6 +108,7 @@ void EngineLoop::RunThread() {
 Status EngineLoop::RunSteps() {
   while (!stopping_) {
     TakeCommands();
+    EndExpired();
     RETURN_IF_ERROR(RunStep());
   }
   DeliverOutputs();
@@ -115,6 +116,7 @@ Status EngineLoop::RunSteps() {
 }
 
 Status EngineLoop::RunStep() {
+  const TimePoint begin = clock_.Now();
   batch_ = scheduler_.Schedule();
   const bool has_work = !batch_.sequences.empty();
   if (has_work) worker_.Start(batch_);
@@ -125,8 +127,8 @@ Status EngineLoop::RunStep() {
   MarkScheduled();
   ASSIGN_OR_RETURN(const request::StepResult result, worker_.Wait());
   metrics_.OnStep(batch_.num_tokens());
-  outputs_ = scheduler_.Commit(result);
   output_time_ = clock_.Now();
+  outputs_ = scheduler_.Commit(result, output_time_ - begin);
   return OkStatus();
 }
 
@@ -143,16 +145,27 @@ void EngineLoop::TakeCommands() {
 }
 
 void EngineLoop::Handle(Command command) {
-  if (const auto* id = std::get_if<RequestId>(&command)) {
+  if (const auto* ending = std::get_if<Ending>(&command)) {
     // Unknown: it has finished, and its last event is on its way.
-    if (!scheduler_.Cancel(*id)) return;
-    if (outputs_.empty()) output_time_ = clock_.Now();
-    outputs_.push_back({.request_id = *id, .event = LastEvent(FinishReason::kCancelled)});
+    if (!scheduler_.Cancel(ending->id)) return;
+    AddOutput({.request_id = ending->id, .event = LastEvent(ending->reason)});
     return;
   }
   auto& submission = std::get<Submission>(command);
   Track(submission);
   scheduler_.Submit(std::move(submission.request));
+}
+
+void EngineLoop::EndExpired() {
+  for (scheduler::SequenceOutput& output : scheduler_.EndExpired(clock_.Now())) {
+    AddOutput(std::move(output));
+  }
+}
+
+// Beside those of the last step.
+void EngineLoop::AddOutput(scheduler::SequenceOutput output) {
+  if (outputs_.empty()) output_time_ = clock_.Now();
+  outputs_.push_back(std::move(output));
 }
 
 void EngineLoop::Track(Submission& submission) {
@@ -215,7 +228,7 @@ void EngineLoop::PublishState() {
                           .kv_cache_usage = scheduler_.kv_cache_usage(),
                           .healthy = true};
   metrics_.SetState(stats.num_running, stats.num_waiting, stats.kv_cache_usage,
-                    scheduler_.num_preemptions());
+                    scheduler_.num_preemptions(), scheduler_.session_spread_seconds());
   throughput_log_.Update(clock_.Now(), metrics_.num_prompt_tokens(),
                          metrics_.num_generation_tokens(), stats);
   std::lock_guard lock(mutex_);
@@ -228,7 +241,7 @@ void EngineLoop::EndAll(FinishReason reason, const Status& error) {
     draining_ = true;
     stats_ = {.healthy = reason != FinishReason::kError};
   }
-  metrics_.SetState(0, 0, 0, scheduler_.num_preemptions());
+  metrics_.SetState(0, 0, 0, scheduler_.num_preemptions(), 0);
   while (std::optional<Command> command = commands_.TryPop()) {
     if (auto* submission = std::get_if<Submission>(&*command)) Track(*submission);
   }

@@ -39,7 +39,7 @@ class EngineLoop final : public Engine {
   ~EngineLoop() override;  // cancels what is left
 
   Status Submit(request::Request request, std::shared_ptr<request::TokenSink> sink) override;
-  void Cancel(request::RequestId id) override;
+  void Finish(request::RequestId id, request::FinishReason reason) override;
   void Drain(Duration timeout) override;
   EngineStats Stats() const override;
   request::RequestId NextRequestId() override { return next_request_id_.fetch_add(1); }
@@ -50,7 +50,11 @@ class EngineLoop final : public Engine {
     request::Request request;
     std::shared_ptr<request::TokenSink> sink;
   };
-  using Command = std::variant<Submission, request::RequestId>;  // an id: cancel it
+  struct Ending {
+    request::RequestId id;
+    request::FinishReason reason;
+  };
+  using Command = std::variant<Submission, Ending>;
   // A request on the loop's thread.
   struct Active {
     std::shared_ptr<request::TokenSink> sink;
@@ -64,6 +68,8 @@ class EngineLoop final : public Engine {
   Status RunStep();
   void TakeCommands();
   void Handle(Command command);
+  void EndExpired();
+  void AddOutput(scheduler::SequenceOutput output);
   void Track(Submission& submission);
   void MarkScheduled();
   void DeliverOutputs();
@@ -82,7 +88,7 @@ class EngineLoop final : public Engine {
 
   mutable std::mutex mutex_;
   std::condition_variable drained_;
-  std::unordered_map<request::RequestId, bool> live_;  // guarded; whether a cancel is on its way
+  std::unordered_map<request::RequestId, bool> live_;  // guarded; whether an ending is on its way
   bool draining_ = false;                              // guarded
   EngineStats stats_;                                  // guarded
 

@@ -41,6 +41,10 @@ EngineMetrics::EngineMetrics(MetricsRegistry& registry, const MetricLabels& labe
           registry.AddGauge("vllm:num_requests_waiting", "Requests waiting to run.", labels)),
       kv_cache_usage_(registry.AddGauge("vllm:kv_cache_usage_perc",
                                         "Share of the KV cache's blocks in use, 0 to 1.", labels)),
+      session_spread_(registry.AddGauge(
+          "fathom:session_spread_seconds",
+          "Device time by which the live session served most is ahead of the one served least.",
+          labels)),
       num_preemptions_(registry.AddCounter("vllm:num_preemptions",
                                            "Running requests put back for memory.", labels)),
       prompt_tokens_(registry.AddCounter("vllm:prompt_tokens", "Prompt tokens processed.", labels)),
@@ -111,10 +115,11 @@ void EngineMetrics::OnFinish(const RequestTimes& times, TimePoint now, request::
 }
 
 void EngineMetrics::SetState(int num_running, int num_waiting, double kv_cache_usage,
-                             uint64_t num_preemptions) {
+                             uint64_t num_preemptions, double session_spread_seconds) {
   num_requests_running_.Set(num_running);
   num_requests_waiting_.Set(num_waiting);
   kv_cache_usage_.Set(kv_cache_usage);
+  session_spread_.Set(session_spread_seconds);
   num_preemptions_.Increment(num_preemptions - last_num_preemptions_);
   last_num_preemptions_ = num_preemptions;
 }

@@ -31,7 +31,8 @@ class EngineMetrics {
                 size_t num_new_tokens);
   void OnFinish(const RequestTimes& times, TimePoint now, request::FinishReason reason,
                 size_t num_prompt_tokens, size_t num_output_tokens);
-  void SetState(int num_running, int num_waiting, double kv_cache_usage, uint64_t num_preemptions);
+  void SetState(int num_running, int num_waiting, double kv_cache_usage, uint64_t num_preemptions,
+                double session_spread_seconds);
 
   uint64_t num_prompt_tokens() const { return prompt_tokens_.value(); }
   uint64_t num_generation_tokens() const { return generation_tokens_.value(); }
@@ -42,6 +43,7 @@ class EngineMetrics {
   Gauge& num_requests_running_;
   Gauge& num_requests_waiting_;
   Gauge& kv_cache_usage_;
+  Gauge& session_spread_;
   Counter& num_preemptions_;
   Counter& prompt_tokens_;
   Counter& generation_tokens_;

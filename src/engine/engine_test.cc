@@ -171,9 +171,11 @@ TEST_F(EngineTest, TheSameSeedGivesTheSameTokensAloneBatchedChunkedAndPreempted)
     int max_num_seqs;
     int max_batched_tokens;
     int num_blocks;
+    bool last_is_first;  // who comes later has priority over those that run by then
   };
   std::vector<std::vector<int32_t>> expected;
-  for (const Setting& setting : {Setting{1, 2048, 24}, {7, 2048, 24}, {7, 33, 24}, {7, 300, 8}}) {
+  for (const Setting& setting :
+       {Setting{1, 2048, 24, false}, {7, 2048, 24, false}, {7, 33, 24, false}, {3, 300, 8, true}}) {
     EngineOptions options = Options();
     options.limits.max_num_seqs = setting.max_num_seqs;
     options.limits.max_batched_tokens = setting.max_batched_tokens;
@@ -193,7 +195,9 @@ TEST_F(EngineTest, TheSameSeedGivesTheSameTokensAloneBatchedChunkedAndPreempted)
       request.sampling.seed = prompt.size();
       request.sampling.ignore_eos = true;
       request.sampling.presence_penalty = 0.5;
+      if (setting.last_is_first) request.priority = -static_cast<int>(prompt.size());
       sinks.push_back(Submit(std::move(request)));
+      if (setting.last_is_first) sinks.back()->WaitForTokens(1);
     }
     std::vector<std::vector<int32_t>> outputs;
     for (auto& sink : sinks) {
@@ -207,7 +211,7 @@ TEST_F(EngineTest, TheSameSeedGivesTheSameTokensAloneBatchedChunkedAndPreempted)
   }
   const Counter& preemptions =
       metrics_.AddCounter("vllm:num_preemptions", "", {{"model_name", "fake"}});
-  EXPECT_GT(preemptions.value(), 0u) << "the last setting no longer makes memory short";
+  EXPECT_GT(preemptions.value(), 0u) << "the last setting no longer preempts";
 }
 
 TEST_F(EngineTest, CancelEndsARequestWithinAStepAndFreesItsMemory) {
@@ -222,6 +226,33 @@ TEST_F(EngineTest, CancelEndsARequestWithinAStepAndFreesItsMemory) {
   engine_->Drain(seconds(10));
   EXPECT_EQ(engine_->Stats().num_running, 0);
   EXPECT_EQ(engine_->Stats().kv_cache_usage, 0);
+}
+
+TEST_F(EngineTest, AReaderThatFoundItsStopStringEndsTheRequestAsStopped) {
+  Start(CountUp);
+  auto sink = Submit(MakeRequest({20}, 2000));
+  sink->WaitForTokens(3);
+  engine_->Finish(1, FinishReason::kStop);
+  engine_->Cancel(1);  // too late to change anything
+  EXPECT_EQ(sink->Wait().finish_reason, FinishReason::kStop);
+  engine_->Drain(seconds(10));
+  EXPECT_EQ(engine_->Stats().kv_cache_usage, 0);
+  engine_.reset();
+  const std::string text = metrics_.ExposeText();
+  EXPECT_THAT(text, HasSubstr("finished_reason=\"stop\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("finished_reason=\"abort\"} 0\n"));
+}
+
+TEST_F(EngineTest, ARequestPastItsDeadlineEndsWithAnErrorAndTheOthersGoOn) {
+  Start(CountUp);
+  Request late = MakeRequest({20}, 2000);
+  late.deadline = clock_.Now() + std::chrono::milliseconds(5);
+  auto late_sink = Submit(std::move(late));
+  auto sink = Submit(MakeRequest({20}, 2000));
+  const TokenEvent last = late_sink->Wait();
+  EXPECT_EQ(last.finish_reason, FinishReason::kError);
+  EXPECT_THAT(last.error.message(), HasSubstr("deadline passed"));
+  EXPECT_EQ(sink->Wait().finish_reason, FinishReason::kLength);
 }
 
 TEST_F(EngineTest, AFullQueueRefusesAndMakesRoomAgain) {
@@ -408,6 +439,7 @@ TEST_F(EngineTest, CountsAndTimesUnderVllmsNames) {
   EXPECT_THAT(text, HasSubstr("vllm:inter_token_latency_seconds_count"));
   EXPECT_THAT(text, HasSubstr("vllm:iteration_tokens_total_bucket"));
   EXPECT_THAT(text, HasSubstr("vllm:generation_tokens_total"));
+  EXPECT_THAT(text, HasSubstr("fathom:session_spread_seconds{model_name=\"fake\"} 0\n"));
 }
 
 TEST_F(EngineTest, LimitsThatContradictEachOtherAreNamed) {

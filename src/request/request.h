@@ -34,6 +34,7 @@ struct Request {
   std::string session;     // fairness key; empty: a session of its own
   std::string cache_salt;  // part of every prefix hash
   TimePoint arrival;
+  std::optional<TimePoint> deadline;  // past it the request ends with kError, wherever it is
   std::shared_ptr<TokenConstraint> constraint;  // may be null
 };
 

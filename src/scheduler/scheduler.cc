@@ -10,18 +10,19 @@
 
 namespace fathom::scheduler {
 
-struct Scheduler::Step {
-  request::ScheduledBatch batch;
-  int64_t num_tokens_left = 0;
-  int64_t num_rows_left = 0;
-  bool preempted = false;
-};
+namespace {
+
+// Of a step whose time is not known: virtual time must go on for nobody to starve.
+constexpr double kLeastSecondsPerToken = 1e-7;
+
+}  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options)
     : options_(options),
       max_model_len_(std::min(options.max_model_len,
                               int64_t{options.pools.num_blocks} * kv_cache::kBlockTokens)),
-      pool_(options.pools, options.sliding_window) {
+      pool_(options.pools, options.sliding_window),
+      pacer_(options.decode_floor) {
   CHECK_GE(options.max_num_seqs, 1);
   CHECK_GE(options.max_num_batched_tokens, options.max_num_seqs);
   CHECK_GE(options.max_logits_rows, options.max_num_seqs);
@@ -57,6 +58,10 @@ void Scheduler::Submit(request::Request request) {
   sequence->order = next_order_++;
   sequence->token_ids = sequence->request.prompt_token_ids;
   sequence->num_prompt_tokens = sequence->num_tokens();
+  sequence->session = sessions_.Join(sequence->request.session);
+  sequence->finish_tag =
+      sequence->session->virtual_seconds + pacer_.PrefillSeconds(sequence->num_tokens());
+  if (sequence->request.deadline) deadlines_.emplace(*sequence->request.deadline, id);
   waiting_.insert(sequence.get());
   CHECK(sequences_.emplace(id, std::move(sequence)).second);
 }
@@ -69,8 +74,31 @@ bool Scheduler::Cancel(request::RequestId id) {
   return true;
 }
 
+std::vector<SequenceOutput> Scheduler::EndExpired(TimePoint now) {
+  CHECK(in_flight_.empty());
+  std::vector<SequenceOutput> outputs;
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    Sequence& sequence = *sequences_.at(deadlines_.begin()->second);
+    SequenceOutput output{.request_id = sequence.request.id, .event = {}};
+    output.event.finish_reason = request::FinishReason::kError;
+    output.event.error = Unavailable(fmt::format(
+        "the request's deadline passed when {} of its {} prompt tokens were computed and {} output "
+        "tokens generated: try again later or give it more time",
+        std::min(sequence.num_computed_tokens, sequence.num_prompt_tokens),
+        sequence.num_prompt_tokens, sequence.num_output_tokens()));
+    Finish(sequence);
+    outputs.push_back(std::move(output));
+  }
+  return outputs;
+}
+
 void Scheduler::Finish(Sequence& sequence) {
   pool_.Release(sequence.block_table);
+  sessions_.Leave(*sequence.session);
+  if (sequence.request.deadline) {
+    deadlines_.erase({*sequence.request.deadline, sequence.request.id});
+  }
+  if (blocked_ == &sequence) blocked_ = nullptr;
   running_.erase(&sequence);
   waiting_.erase(&sequence);
   sequences_.erase(sequence.request.id);
@@ -80,109 +108,20 @@ double Scheduler::kv_cache_usage() const {
   return static_cast<double>(pool_.blocks().num_used()) / pool_.blocks().capacity();
 }
 
-request::ScheduledBatch Scheduler::Schedule() {
-  CHECK(in_flight_.empty());
-  Step step;
-  PlanStep(step);
-  while (step.batch.sequences.empty() && !running_.empty()) {
-    // Prompts that hold each other's window pages: the newest makes room.
-    CHECK_GT(running_.size(), 1u);  // alone, a valid request fits
-    step.preempted = true;
-    Preempt(**running_.rbegin());
-    PlanStep(step);
-  }
-  step.batch.step = ++step_;
-  return std::move(step.batch);
+double Scheduler::session_spread_seconds() const {
+  if (sequences_.empty()) return 0;
+  const auto [least, most] =
+      std::minmax_element(sequences_.begin(), sequences_.end(), [](const auto& a, const auto& b) {
+        return a.second->session->virtual_seconds < b.second->session->virtual_seconds;
+      });
+  return most->second->session->virtual_seconds - least->second->session->virtual_seconds;
 }
 
-void Scheduler::PlanStep(Step& step) {
-  step.num_tokens_left = options_.max_num_batched_tokens;
-  step.num_rows_left = options_.max_logits_rows;
-  AddDecodes(step);
-  AddPrefills(step);
-  // What a preemption freed is for those that run; else the preempted would come straight back.
-  if (!step.preempted) AdmitWaiting(step);
-}
-
-void Scheduler::AddDecodes(Step& step) {
-  const auto has_room = [this](const Sequence& s) {
-    return pool_.NumRunnable(s.block_table, s.num_computed_tokens, 1) == 1;
-  };
-  for (auto it = running_.begin(); it != running_.end(); ++it) {
-    Sequence& sequence = **it;
-    if (!sequence.is_decode()) continue;
-    while (!has_room(sequence)) {
-      CHECK_GT(running_.size(), 1u);  // alone, a valid request fits
-      Sequence& newest = **running_.rbegin();
-      step.preempted = true;
-      Preempt(newest);
-      if (&newest == &sequence) return;
-    }
-    Add(step, sequence, 1);
-  }
-}
-
-void Scheduler::AddPrefills(Step& step) {
-  for (Sequence* sequence : running_) {
-    if (sequence->is_decode()) continue;
-    const int64_t num_tokens = ChunkSize(step, *sequence);
-    if (num_tokens > 0) Add(step, *sequence, num_tokens);
-  }
-}
-
-void Scheduler::AdmitWaiting(Step& step) {
-  while (!waiting_.empty() && num_running() < options_.max_num_seqs) {
-    Sequence& sequence = **waiting_.begin();
-    if (ChunkSize(step, sequence) == 0) return;
-    if (!pool_.Admit(sequence.num_tokens() + 1, sequence.block_table)) return;
-    waiting_.erase(waiting_.begin());
-    running_.insert(&sequence);
-    Add(step, sequence, ChunkSize(step, sequence));
-  }
-}
-
-// The tokens of a prefill that budget and memory allow now.
-int64_t Scheduler::ChunkSize(const Step& step, const Sequence& sequence) const {
-  int64_t num_tokens = std::min(sequence.num_remaining(), step.num_tokens_left);
-  if (sequence.request.sampling.num_prompt_logprobs) {
-    num_tokens = std::min(num_tokens, step.num_rows_left);
-  } else if (step.num_rows_left == 0) {
-    num_tokens = std::min(num_tokens, sequence.num_remaining() - 1);
-  }
-  return pool_.NumRunnable(sequence.block_table, sequence.num_computed_tokens, num_tokens);
-}
-
-void Scheduler::Add(Step& step, Sequence& sequence, int64_t num_tokens) {
-  pool_.Extend(sequence.block_table, sequence.num_computed_tokens, num_tokens);
-  const int64_t end = sequence.num_computed_tokens + num_tokens;
-  const bool sample = end == sequence.num_tokens();
-  step.num_tokens_left -= num_tokens;
-  step.num_rows_left -=
-      sequence.request.sampling.num_prompt_logprobs ? num_tokens : int64_t{sample};
-  const std::span<const int32_t> all(sequence.token_ids);
-  step.batch.sequences.push_back(
-      {.request_id = sequence.request.id,
-       .request = &sequence.request,
-       .token_ids = all.subspan(static_cast<size_t>(sequence.num_computed_tokens),
-                                static_cast<size_t>(num_tokens)),
-       .all_token_ids = all,
-       .num_computed_tokens = static_cast<int32_t>(sequence.num_computed_tokens),
-       .sample = sample,
-       .block_table = sequence.block_table});
-  in_flight_.push_back({&sequence, num_tokens});
-}
-
-void Scheduler::Preempt(Sequence& sequence) {
-  pool_.Release(sequence.block_table);
-  sequence.num_computed_tokens = 0;
-  running_.erase(&sequence);
-  waiting_.insert(&sequence);
-  ++num_preemptions_;
-}
-
-std::vector<SequenceOutput> Scheduler::Commit(const request::StepResult& result) {
+std::vector<SequenceOutput> Scheduler::Commit(const request::StepResult& result,
+                                              Duration step_time) {
   CHECK_EQ(result.step, step_);
   CHECK_EQ(result.sequences.size(), in_flight_.size());
+  ChargeSessions(Seconds(step_time));
   std::vector<SequenceOutput> outputs;
   for (size_t i = 0; i < in_flight_.size(); ++i) {
     Sequence& sequence = *in_flight_[i].sequence;
@@ -199,6 +138,26 @@ std::vector<SequenceOutput> Scheduler::Commit(const request::StepResult& result)
   }
   in_flight_.clear();
   return outputs;
+}
+
+// Decodes share what a step of them alone takes; prompts share the rest by their tokens.
+void Scheduler::ChargeSessions(double step_seconds) {
+  const double num_tokens =
+      static_cast<double>(num_prefill_tokens_in_flight_ + num_decodes_in_flight_);
+  if (num_tokens == 0) return;
+  pacer_.OnStep(num_decodes_in_flight_, num_prefill_tokens_in_flight_, step_seconds);
+  const double seconds = std::max(step_seconds, num_tokens * kLeastSecondsPerToken);
+  sessions_.Advance(seconds);
+  double decode_seconds = pacer_.DecodeSeconds(num_decodes_in_flight_);
+  if (decode_seconds < 0) decode_seconds = seconds * num_decodes_in_flight_ / num_tokens;
+  if (num_prefill_tokens_in_flight_ == 0) decode_seconds = seconds;
+  decode_seconds = num_decodes_in_flight_ == 0 ? 0 : std::min(decode_seconds, seconds);
+  for (const Scheduled& s : in_flight_) {
+    s.sequence->session->virtual_seconds +=
+        s.is_decode ? decode_seconds / num_decodes_in_flight_
+                    : (seconds - decode_seconds) * static_cast<double>(s.num_tokens) /
+                          static_cast<double>(num_prefill_tokens_in_flight_);
+  }
 }
 
 // The result's rows are of the tokens that follow num_computed_tokens. A prompt that was preempted

@@ -1,26 +1,40 @@
 // Scheduler: which tokens of which sequences run in the next step, and where their KV goes. It
 // alone admits, preempts and ends sequences. Host code only, deterministic: the same calls give the
-// same batches. One thread (the engine's); Validate from any.
+// same batches; time is what the caller says it is. One thread (the engine's); Validate from any.
 //
-// A step runs every decode first, then prompts in chunks, in order of priority and arrival, within
-// a budget of tokens. A prompt is admitted when the history blocks of all of it and of its next
-// token are free: it then needs only window pages until it decodes. The first waiting request is
-// never passed by, so none starves. When a decode finds no block, the newest running sequence is
-// preempted: its memory is freed and it is computed anew later, from its prompt and its output so
-// far. The first in order can always preempt all others and fits alone, so every step makes
-// progress.
+// A step runs every decode, and prompts in chunks: as many tokens as the budget allows and, beside
+// decodes, as leave these the floor of their solo speed (step_pacer.h). Prompts run in order of
+// priority, then by fair queueing between sessions (session_clocks.h).
+//
+// A prompt is admitted when the history blocks of all of it and of its next token are free, and a
+// block for each running sequence that will need one more: it then needs only window pages until it
+// decodes. The first in order that does not fit holds up those behind it, so memory comes together
+// for it.
+//
+// Preemption frees a sequence's memory; it is computed anew later, from its prompt and its output
+// so far. Two cases:
+//  - A decode finds no block. The victim is of the lowest priority, then of a session beyond its
+//    equal share, then the newest. The first in order of priority and arrival is never one and fits
+//    alone, so every step makes progress.
+//  - The first prompt in line finds no room, while a lower priority runs, or a session that holds
+//    more than its equal share where the waiting one would stay within its own. What was admitted
+//    that way cannot be displaced in turn, and a session's last running sequence never is.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <set>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "kv_cache/block_pool.h"
 #include "request/scheduled_batch.h"
 #include "scheduler/sequence.h"
+#include "scheduler/session_clocks.h"
+#include "scheduler/step_pacer.h"
 
 namespace fathom::scheduler {
 
@@ -35,6 +49,8 @@ struct SchedulerOptions {
   int sliding_window = 128;
   std::vector<int32_t> eos_token_ids;
   kv_cache::PoolSizes pools;
+  // The share of their solo speed that decodes keep while prompts run, below 1; 0: prompts first.
+  double decode_floor = 0.7;
 };
 
 // What a step brought for one request.
@@ -57,31 +73,48 @@ class Scheduler {
   // Commit.
   bool Cancel(request::RequestId id);
 
+  // Ends the requests whose deadline is over, with kError. Not between Schedule and Commit.
+  std::vector<SequenceOutput> EndExpired(TimePoint now);
+
   // The next step; empty when nothing waits or runs. Its views live until Commit, which must come
   // next.
   request::ScheduledBatch Schedule();
 
-  // Takes the step's tokens. Returns the events of the requests that have something to tell.
-  std::vector<SequenceOutput> Commit(const request::StepResult& result);
+  // Takes the step's tokens, and how long it took. Returns the events of the requests that have
+  // something to tell.
+  std::vector<SequenceOutput> Commit(const request::StepResult& result, Duration step_time);
 
   int num_running() const { return static_cast<int>(running_.size()); }
   int num_waiting() const { return static_cast<int>(waiting_.size()); }
   uint64_t num_preemptions() const { return num_preemptions_; }
   double kv_cache_usage() const;  // share of the history blocks in use
+  // Device time by which the live session that had most is ahead of the one that had least.
+  double session_spread_seconds() const;
   // Prompt plus output that one sequence may have: the model's limit, or less where the pool is
   // smaller.
   int64_t max_model_len() const { return max_model_len_; }
   const kv_cache::BlockPool& pool() const { return pool_; }
 
  private:
-  struct Step;  // what is left of a step's budget
+  // step_plan.cc
+  struct Step;   // what is left of a step's budget
+  struct Share;  // what a session's running sequences hold
+  using Shares = std::unordered_map<const Session*, Share>;
   void PlanStep(Step& step);
   void AddDecodes(Step& step);
   void AddPrefills(Step& step);
-  void AdmitWaiting(Step& step);
+  bool Admit(Sequence& sequence);
+  bool WillGrow(const Sequence& sequence) const;
+  int64_t NumGrowing() const;
   int64_t ChunkSize(const Step& step, const Sequence& sequence) const;
   void Add(Step& step, Sequence& sequence, int64_t num_tokens);
+  Shares SharesOfRunning() const;
+  bool IsBeyondShare(const Share& share, bool of_slots) const;
+  Sequence* MemoryVictim(std::set<Sequence*, RunsBefore>::iterator first) const;
+  std::vector<Sequence*> VictimsFor(const Sequence& waiting) const;
   void Preempt(Sequence& sequence);
+
+  void ChargeSessions(double step_seconds);
   void CollectPromptLogprobs(Sequence& sequence, const request::SequenceResult& result);
   void CommitTokens(Sequence& sequence, const request::SequenceResult& result,
                     request::TokenEvent& event);
@@ -90,14 +123,21 @@ class Scheduler {
   const SchedulerOptions options_;
   const int64_t max_model_len_;
   kv_cache::BlockPool pool_;
+  StepPacer pacer_;
+  SessionClocks sessions_;
   std::unordered_map<request::RequestId, std::unique_ptr<Sequence>> sequences_;
   std::set<Sequence*, RunsBefore> waiting_;
   std::set<Sequence*, RunsBefore> running_;
+  std::set<std::pair<TimePoint, request::RequestId>> deadlines_;
+  Sequence* blocked_ = nullptr;  // the first in line, when the last step had no room for it
   struct Scheduled {
     Sequence* sequence;
     int64_t num_tokens;
+    bool is_decode;
   };
   std::vector<Scheduled> in_flight_;  // between Schedule and Commit
+  int num_decodes_in_flight_ = 0;
+  int64_t num_prefill_tokens_in_flight_ = 0;
   uint64_t step_ = 0;
   uint64_t next_order_ = 0;
   uint64_t num_preemptions_ = 0;

@@ -4,6 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
+#include <string>
+
 namespace fathom::scheduler {
 namespace {
 
@@ -21,7 +25,8 @@ SchedulerOptions SmallOptions() {
           .vocab_size = 1000,
           .sliding_window = 128,
           .eos_token_ids = {kEos},
-          .pools = {.num_blocks = 32, .num_window_pages = 64, .num_state_slots = 4}};
+          .pools = {.num_blocks = 32, .num_window_pages = 64, .num_state_slots = 4},
+          .decode_floor = 0};
 }
 
 request::Request MakeRequest(request::RequestId id, int num_prompt_tokens, int max_tokens = 8) {
@@ -41,14 +46,15 @@ std::vector<std::pair<uint64_t, size_t>> Shape(const request::ScheduledBatch& ba
 
 std::vector<SequenceOutput> Answer(Scheduler& scheduler, const request::ScheduledBatch& batch,
                                    int32_t token_id = 500) {
-  request::StepResult result{.step = batch.step, .sequences = {}};
+  request::StepResult result;
+  result.step = batch.step;
   for (const auto& s : batch.sequences) {
     request::SequenceResult r;
     r.request_id = s.request_id;
     if (s.sample) r.sampled_token_ids = {token_id};
     result.sequences.push_back(std::move(r));
   }
-  return scheduler.Commit(result);
+  return scheduler.Commit(result, std::chrono::microseconds(100 * batch.num_tokens()));
 }
 
 using Pairs = std::vector<std::pair<uint64_t, size_t>>;
@@ -115,17 +121,27 @@ TEST(Scheduler, AdmitsAPromptOnlyWhenAllOfItAndTheNextTokenFit) {
   Scheduler scheduler(options);
   scheduler.Submit(MakeRequest(1, 300));  // two blocks
   scheduler.Submit(MakeRequest(2, 256));  // exactly one, but the next token needs another
+  scheduler.Submit(MakeRequest(3, 300));  // must not pass by
   auto batch = scheduler.Schedule();
-  EXPECT_EQ(Shape(batch), (Pairs{{1, 100}}));
+  EXPECT_EQ(Shape(batch), (Pairs{{2, 100}}));  // the shortest comes first
   EXPECT_EQ(batch.sequences[0].block_table.blocks.size(), 2u);
-  EXPECT_EQ(scheduler.num_waiting(), 1);
+  EXPECT_EQ(scheduler.num_waiting(), 2);
   Answer(scheduler, batch);
-  scheduler.Submit(MakeRequest(3, 10));  // would fit, but does not pass by
-  batch = scheduler.Schedule();
-  EXPECT_EQ(Shape(batch), (Pairs{{1, 100}}));
-  Answer(scheduler, batch);
-  EXPECT_TRUE(scheduler.Cancel(2));
-  EXPECT_EQ(Shape(scheduler.Schedule()), (Pairs{{1, 100}}));
+  EXPECT_EQ(Shape(scheduler.Schedule()), (Pairs{{2, 100}}));
+}
+
+TEST(Scheduler, LeavesABlockForEachRunningSequenceThatWillGrow) {
+  SchedulerOptions options = SmallOptions();
+  options.pools.num_blocks = 3;
+  options.max_num_batched_tokens = 1000;
+  for (const int max_tokens : {7, 8}) {
+    Scheduler scheduler(options);
+    scheduler.Submit(MakeRequest(1, 250, max_tokens));  // the last token is never run
+    Answer(scheduler, scheduler.Schedule());
+    scheduler.Submit(MakeRequest(2, 300));
+    const bool grows = max_tokens == 8;
+    EXPECT_EQ(scheduler.Schedule().sequences.size(), grows ? 1u : 2u) << max_tokens;
+  }
 }
 
 TEST(Scheduler, PreemptsTheNewestAndComputesItAnewFromPromptAndOutput) {
@@ -178,6 +194,143 @@ TEST(Scheduler, RefusesWhatCouldNeverRunAndSaysTheLimit) {
   auto request = MakeRequest(1, 5);
   request.prompt_token_ids[3] = 1000;
   EXPECT_THAT(scheduler.Validate(request).message(), HasSubstr("1000 is not in the vocabulary"));
+}
+
+TEST(Scheduler, AShortPromptPassesALongOneThatRuns) {
+  Scheduler scheduler(SmallOptions());
+  scheduler.Submit(MakeRequest(1, 1500));
+  Answer(scheduler, scheduler.Schedule());
+  scheduler.Submit(MakeRequest(2, 50));
+  EXPECT_EQ(Shape(scheduler.Schedule()), (Pairs{{2, 50}, {1, 50}}));
+}
+
+TEST(Scheduler, NobodyIsPassedForMoreThanAnEqualSplitWouldTake) {
+  Scheduler scheduler(SmallOptions());
+  scheduler.Submit(MakeRequest(1, 1000));
+  uint64_t next_id = 2;
+  int num_tokens = 0;  // of others
+  while (true) {       // a new short prompt every step
+    scheduler.Submit(MakeRequest(next_id++, 90, 1));
+    const auto batch = scheduler.Schedule();
+    const auto outputs = Answer(scheduler, batch);
+    for (const auto& s : batch.sequences) {
+      num_tokens += s.request_id == 1 ? 0 : static_cast<int>(s.token_ids.size());
+    }
+    if (!outputs.empty() && outputs.front().request_id == 1) break;
+    if (!outputs.empty() && outputs.back().request_id == 1) break;
+    ASSERT_LT(num_tokens, 10000) << "the long prompt starves";
+  }
+  // Two sessions or so at a time.
+  EXPECT_GT(num_tokens, 500);
+}
+
+TEST(Scheduler, ASessionWithManyPromptsDoesNotHoldUpOneWithFew) {
+  SchedulerOptions options = SmallOptions();
+  options.max_num_seqs = 1;
+  Scheduler scheduler(options);
+  for (int id = 1; id <= 20; ++id) {
+    auto request = MakeRequest(id, 100, 1);
+    request.session = "many";
+    scheduler.Submit(std::move(request));
+  }
+  for (int i = 0; i < 5; ++i) Answer(scheduler, scheduler.Schedule());
+  for (int id = 101; id <= 103; ++id) {
+    auto request = MakeRequest(id, 100, 1);
+    request.session = "few";
+    scheduler.Submit(std::move(request));
+  }
+  std::vector<uint64_t> order;
+  for (int i = 0; i < 8; ++i) {
+    const auto batch = scheduler.Schedule();
+    order.push_back(batch.sequences.at(0).request_id);
+    Answer(scheduler, batch);
+  }
+  const auto is_few = [](uint64_t id) { return id > 100; };
+  EXPECT_EQ(std::count_if(order.begin(), order.begin() + 6, is_few), 3) << "half of the turns";
+}
+
+// Sequences of a session that generate for long.
+void SubmitSession(Scheduler& scheduler, const std::string& session,
+                   std::vector<request::RequestId> ids, int num_prompt_tokens, int priority = 0) {
+  for (const request::RequestId id : ids) {
+    auto request = MakeRequest(id, num_prompt_tokens, 1000);
+    request.session = session;
+    request.priority = priority;
+    scheduler.Submit(std::move(request));
+  }
+}
+
+TEST(Scheduler, ASessionBeyondItsShareOfSlotsMakesRoomForOneWithinItsOwn) {
+  Scheduler scheduler(SmallOptions());
+  SubmitSession(scheduler, "a", {1, 2, 3, 4}, 10);
+  Answer(scheduler, scheduler.Schedule());
+  SubmitSession(scheduler, "b", {5, 6, 7}, 10);
+  for (int i = 0; i < 6; ++i) Answer(scheduler, scheduler.Schedule());
+  std::vector<uint64_t> ids;
+  for (const auto& [id, num_tokens] : Shape(scheduler.Schedule())) ids.push_back(id);
+  EXPECT_THAT(ids, ElementsAre(1, 2, 5, 6)) << "two each, and then nobody is displaced";
+  EXPECT_EQ(scheduler.num_preemptions(), 2u);
+}
+
+TEST(Scheduler, ASessionBeyondItsShareOfMemoryMakesRoomForOneWithinItsOwn) {
+  SchedulerOptions options = SmallOptions();
+  options.max_num_batched_tokens = 2000;
+  options.pools.num_blocks = 9;
+  Scheduler scheduler(options);
+  SubmitSession(scheduler, "a", {1, 2, 3}, 500);
+  Answer(scheduler, scheduler.Schedule());
+  SubmitSession(scheduler, "b", {4}, 600);
+  for (int i = 0; i < 3; ++i) Answer(scheduler, scheduler.Schedule());
+  EXPECT_THAT(Shape(scheduler.Schedule()),
+              ElementsAre(std::pair(1, 1), std::pair(2, 1), std::pair(4, 1)));
+}
+
+TEST(Scheduler, TheOnlySequenceOfASessionStaysHoweverLargeItIs) {
+  SchedulerOptions options = SmallOptions();
+  options.max_num_batched_tokens = 2000;
+  options.pools.num_blocks = 8;
+  Scheduler scheduler(options);
+  SubmitSession(scheduler, "a", {1}, 1500);
+  Answer(scheduler, scheduler.Schedule());
+  SubmitSession(scheduler, "b", {2}, 600);
+  for (int i = 0; i < 5; ++i) {
+    const auto batch = scheduler.Schedule();
+    EXPECT_EQ(Shape(batch), (Pairs{{1, 1}}));
+    Answer(scheduler, batch);
+  }
+}
+
+TEST(Scheduler, AWaitingRequestDisplacesALowerPriority) {
+  Scheduler scheduler(SmallOptions());
+  SubmitSession(scheduler, "", {1, 2, 3, 4}, 10, 1);
+  Answer(scheduler, scheduler.Schedule());
+  SubmitSession(scheduler, "", {5}, 10, 0);
+  for (int i = 0; i < 2; ++i) Answer(scheduler, scheduler.Schedule());
+  EXPECT_EQ(Shape(scheduler.Schedule()), (Pairs{{5, 1}, {1, 1}, {2, 1}, {3, 1}}));
+}
+
+TEST(Scheduler, ARequestWhoseDeadlinePassedEndsWithAnErrorWaitingOrRunning) {
+  SchedulerOptions options = SmallOptions();
+  options.max_num_seqs = 1;
+  Scheduler scheduler(options);
+  const TimePoint start;
+  for (const int id : {1, 2, 3}) {
+    auto request = MakeRequest(id, 20, 1000);
+    if (id < 3) request.deadline = start + std::chrono::seconds(id);
+    scheduler.Submit(std::move(request));
+  }
+  for (int i = 0; i < 5; ++i) Answer(scheduler, scheduler.Schedule());
+  EXPECT_TRUE(scheduler.EndExpired(start).empty());
+  auto outputs = scheduler.EndExpired(start + std::chrono::seconds(2));
+  ASSERT_EQ(outputs.size(), 2u);
+  EXPECT_EQ(outputs[0].request_id, 1u);
+  EXPECT_EQ(outputs[0].event.finish_reason, FinishReason::kError);
+  EXPECT_EQ(outputs[0].event.error.code(), StatusCode::kUnavailable);
+  EXPECT_THAT(outputs[0].event.error.message(), HasSubstr("deadline passed when 20 of its 20"));
+  EXPECT_THAT(outputs[0].event.error.message(), HasSubstr("and 5 output tokens"));
+  EXPECT_EQ(outputs[1].request_id, 2u);
+  EXPECT_THAT(outputs[1].event.error.message(), HasSubstr("when 0 of its 20"));
+  EXPECT_EQ(Shape(scheduler.Schedule()), (Pairs{{3, 20}}));
 }
 
 // Runs a request whose every token is `token_id`; the last event.
@@ -235,13 +388,14 @@ TEST(Scheduler, AFailedSequenceEndsAndTheOthersGoOn) {
   scheduler.Submit(MakeRequest(1, 5));
   scheduler.Submit(MakeRequest(2, 5));
   const auto batch = scheduler.Schedule();
-  request::StepResult result{.step = batch.step,
-                             .sequences = std::vector<request::SequenceResult>(2)};
+  request::StepResult result;
+  result.step = batch.step;
+  result.sequences.resize(2);
   result.sequences[0].request_id = 1;
   result.sequences[0].status = InternalError("not finite");
   result.sequences[1].request_id = 2;
   result.sequences[1].sampled_token_ids = {6};
-  const auto outputs = scheduler.Commit(result);
+  const auto outputs = scheduler.Commit(result, {});
   ASSERT_EQ(outputs.size(), 2u);
   EXPECT_EQ(outputs[0].event.finish_reason, FinishReason::kError);
   EXPECT_EQ(outputs[0].event.error.message(), "not finite");
@@ -275,7 +429,8 @@ TEST(Scheduler, PromptLogprobsTakeLogitsRowsAndComeWithTheFirstToken) {
   for (const size_t expected : {10, 10, 5}) {
     const auto batch = scheduler.Schedule();
     ASSERT_EQ(batch.sequences[0].token_ids.size(), expected);
-    request::StepResult result{.step = batch.step, .sequences = {}};
+    request::StepResult result;
+    result.step = batch.step;
     for (const auto& s : batch.sequences) {
       request::SequenceResult r;
       r.request_id = s.request_id;
@@ -289,7 +444,7 @@ TEST(Scheduler, PromptLogprobsTakeLogitsRowsAndComeWithTheFirstToken) {
       }
       result.sequences.push_back(std::move(r));
     }
-    outputs = scheduler.Commit(result);
+    outputs = scheduler.Commit(result, {});
   }
   const auto& event = outputs.at(0).event;
   ASSERT_EQ(event.prompt_logprobs.size(), 24u);

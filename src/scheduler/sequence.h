@@ -2,11 +2,14 @@
 // engine's).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "request/request.h"
 #include "request/scheduled_batch.h"
+#include "scheduler/session_clocks.h"
 
 namespace fathom::scheduler {
 
@@ -19,6 +22,11 @@ struct Sequence {
   int64_t num_computed_tokens = 0;  // their KV is in the cache
   request::BlockTable block_table;  // empty while waiting
 
+  std::shared_ptr<Session> session;
+  // Of the session's clock: when an equal split of the device would have run the prompt.
+  double finish_tag = 0;
+  bool displaced_others = false;  // while it waits: once at most, so that nobody comes and goes
+
   // Of prompt tokens 1..; complete, and then moved out, with the first sampled token.
   std::vector<request::TokenLogprobs> prompt_logprobs;
 
@@ -29,13 +37,26 @@ struct Sequence {
   bool is_decode() const { return num_remaining() == 1; }
 };
 
-// Who runs first, and who is preempted last: lower priority value, then earlier arrival.
+// Who keeps its memory: lower priority value, then earlier arrival. The first of those that run is
+// never preempted for memory, so there is always one that gets on.
 struct RunsBefore {
   bool operator()(const Sequence* a, const Sequence* b) const {
     if (a->request.priority != b->request.priority) {
       return a->request.priority < b->request.priority;
     }
     return a->order < b->order;
+  }
+};
+
+// Whose prompt is run next: lower priority value, then fair queueing (session_clocks.h).
+struct PrefillsBefore {
+  bool operator()(const Sequence* a, const Sequence* b) const {
+    if (a->request.priority != b->request.priority) {
+      return a->request.priority < b->request.priority;
+    }
+    const double tag_a = std::max(a->finish_tag, a->session->virtual_seconds);
+    const double tag_b = std::max(b->finish_tag, b->session->virtual_seconds);
+    return tag_a != tag_b ? tag_a < tag_b : a->order < b->order;
   }
 };
 

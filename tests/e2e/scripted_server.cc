@@ -125,7 +125,9 @@ class PromptedEngine final : public engine::Engine {
     RETURN_IF_ERROR(script_.AddPrompt(request.prompt_token_ids));
     return engine_->Submit(std::move(request), std::move(sink));
   }
-  void Cancel(request::RequestId id) override { engine_->Cancel(id); }
+  void Finish(request::RequestId id, request::FinishReason reason) override {
+    engine_->Finish(id, reason);
+  }
   void Drain(Duration timeout) override { engine_->Drain(timeout); }
   engine::EngineStats Stats() const override { return engine_->Stats(); }
   request::RequestId NextRequestId() override { return engine_->NextRequestId(); }

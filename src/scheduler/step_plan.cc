@@ -1,0 +1,229 @@
+// The planning half of the Scheduler: one step from what waits and runs.
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "scheduler/scheduler.h"
+
+namespace fathom::scheduler {
+
+struct Scheduler::Step {
+  request::ScheduledBatch batch;
+  int64_t num_tokens_left = 0;
+  int64_t num_rows_left = 0;
+  int num_decodes = 0;
+  bool preempted = false;
+};
+
+struct Scheduler::Share {
+  int64_t num_running = 0;
+  int64_t num_blocks = 0;
+};
+
+request::ScheduledBatch Scheduler::Schedule() {
+  CHECK(in_flight_.empty());
+  Step step;
+  if (blocked_ != nullptr && !blocked_->displaced_others) {
+    const std::vector<Sequence*> victims = VictimsFor(*blocked_);
+    for (Sequence* victim : victims) Preempt(*victim);
+    blocked_->displaced_others = !victims.empty();
+  }
+  PlanStep(step);
+  while (step.batch.sequences.empty() && !running_.empty()) {
+    // Prompts that hold each other's window pages: the newest makes room.
+    CHECK_GT(running_.size(), 1u);  // alone, a valid request fits
+    step.preempted = true;
+    Preempt(**running_.rbegin());
+    PlanStep(step);
+  }
+  step.batch.step = ++step_;
+  num_decodes_in_flight_ = step.num_decodes;
+  num_prefill_tokens_in_flight_ = step.batch.num_tokens() - step.num_decodes;
+  return std::move(step.batch);
+}
+
+void Scheduler::PlanStep(Step& step) {
+  step.num_tokens_left = options_.max_num_batched_tokens;
+  step.num_rows_left = options_.max_logits_rows;
+  blocked_ = nullptr;
+  AddDecodes(step);
+  AddPrefills(step);
+}
+
+void Scheduler::AddDecodes(Step& step) {
+  const auto has_room = [this](const Sequence& s) {
+    return pool_.NumRunnable(s.block_table, s.num_computed_tokens, 1) == 1;
+  };
+  for (auto it = running_.begin(); it != running_.end();) {
+    Sequence& sequence = **it;
+    if (sequence.is_decode() && !has_room(sequence)) {
+      CHECK_GT(running_.size(), 1u);  // alone, a valid request fits
+      Sequence* victim = MemoryVictim(it);
+      if (victim == &sequence) ++it;
+      step.preempted = true;
+      Preempt(*victim);
+      continue;
+    }
+    if (sequence.is_decode()) Add(step, sequence, 1);
+    ++it;
+  }
+}
+
+void Scheduler::AddPrefills(Step& step) {
+  step.num_tokens_left = pacer_.PrefillTokens(step.num_decodes, step.num_tokens_left);
+  if (step.num_tokens_left == 0) return;
+  std::vector<Sequence*> line;
+  for (Sequence* sequence : running_) {
+    if (sequence->num_remaining() > 1) line.push_back(sequence);
+  }
+  // What a preemption freed is for those that run; else the preempted would come straight back.
+  if (!step.preempted) line.insert(line.end(), waiting_.begin(), waiting_.end());
+  std::sort(line.begin(), line.end(), [](const Sequence* a, const Sequence* b) {
+    // Who displaced others has its room before these are back in line.
+    if (a->displaced_others != b->displaced_others) return a->displaced_others;
+    return PrefillsBefore()(a, b);
+  });
+  for (Sequence* sequence : line) {
+    if (step.num_tokens_left == 0) return;
+    const bool waits = waiting_.count(sequence) > 0;
+    if (waits && (blocked_ != nullptr || ChunkSize(step, *sequence) == 0)) continue;
+    if (waits && !Admit(*sequence)) {
+      blocked_ = sequence;
+      continue;
+    }
+    const int64_t num_tokens = ChunkSize(step, *sequence);
+    if (num_tokens > 0) Add(step, *sequence, num_tokens);
+  }
+}
+
+bool Scheduler::Admit(Sequence& sequence) {
+  if (num_running() >= options_.max_num_seqs) return false;
+  const int64_t num_needed = kv_cache::NumBlocksFor(sequence.num_tokens() + 1);
+  if (num_needed + NumGrowing() > pool_.blocks().num_free()) return false;
+  if (!pool_.Admit(sequence.num_tokens() + 1, sequence.block_table)) return false;
+  sequence.displaced_others = false;
+  waiting_.erase(&sequence);
+  running_.insert(&sequence);
+  return true;
+}
+
+// Whether it will need another block before it ends; its last token is never run.
+bool Scheduler::WillGrow(const Sequence& s) const {
+  const int64_t longest =
+      std::min<int64_t>(s.num_prompt_tokens + s.request.sampling.max_tokens, max_model_len_);
+  const auto num_held = static_cast<int64_t>(s.block_table.blocks.size());
+  return longest - 1 > num_held * kv_cache::kBlockTokens;
+}
+
+int64_t Scheduler::NumGrowing() const {
+  return std::count_if(running_.begin(), running_.end(),
+                       [this](const Sequence* s) { return WillGrow(*s); });
+}
+
+// The tokens of a prefill that budget and memory allow now.
+int64_t Scheduler::ChunkSize(const Step& step, const Sequence& sequence) const {
+  int64_t num_tokens = std::min(sequence.num_remaining(), step.num_tokens_left);
+  if (sequence.request.sampling.num_prompt_logprobs) {
+    num_tokens = std::min(num_tokens, step.num_rows_left);
+  } else if (step.num_rows_left == 0) {
+    num_tokens = std::min(num_tokens, sequence.num_remaining() - 1);
+  }
+  return pool_.NumRunnable(sequence.block_table, sequence.num_computed_tokens, num_tokens);
+}
+
+void Scheduler::Add(Step& step, Sequence& sequence, int64_t num_tokens) {
+  const bool is_decode = sequence.is_decode() && sequence.num_output_tokens() > 0;
+  pool_.Extend(sequence.block_table, sequence.num_computed_tokens, num_tokens);
+  const int64_t end = sequence.num_computed_tokens + num_tokens;
+  const bool sample = end == sequence.num_tokens();
+  step.num_decodes += is_decode ? 1 : 0;
+  step.num_tokens_left -= num_tokens;
+  step.num_rows_left -=
+      sequence.request.sampling.num_prompt_logprobs ? num_tokens : int64_t{sample};
+  const std::span<const int32_t> all(sequence.token_ids);
+  step.batch.sequences.push_back(
+      {.request_id = sequence.request.id,
+       .request = &sequence.request,
+       .token_ids = all.subspan(static_cast<size_t>(sequence.num_computed_tokens),
+                                static_cast<size_t>(num_tokens)),
+       .all_token_ids = all,
+       .num_computed_tokens = static_cast<int32_t>(sequence.num_computed_tokens),
+       .sample = sample,
+       .block_table = sequence.block_table});
+  in_flight_.push_back({&sequence, num_tokens, is_decode});
+}
+
+Scheduler::Shares Scheduler::SharesOfRunning() const {
+  Shares shares;
+  for (const Sequence* s : running_) {
+    Share& share = shares[s->session.get()];
+    ++share.num_running;
+    share.num_blocks += static_cast<int64_t>(s->block_table.blocks.size());
+  }
+  return shares;
+}
+
+// Whether it is more than an equal split between the live sessions gives. One running sequence
+// never is: else a prompt larger than the split would never get done.
+bool Scheduler::IsBeyondShare(const Share& share, bool of_slots) const {
+  if (share.num_running <= 1) return false;
+  const int64_t num_sessions = std::max(1, sessions_.num_live());
+  return of_slots ? share.num_running * num_sessions > options_.max_num_seqs
+                  : share.num_blocks * num_sessions > pool_.blocks().capacity();
+}
+
+// Of those from `first` on, which are not part of the step yet.
+Sequence* Scheduler::MemoryVictim(std::set<Sequence*, RunsBefore>::iterator first) const {
+  const Shares shares = SharesOfRunning();
+  const auto begin = first == running_.begin() ? std::next(first) : first;
+  Sequence* newest = *running_.rbegin();
+  for (auto it = running_.end(); it != begin;) {
+    Sequence* candidate = *--it;
+    if (candidate->request.priority != newest->request.priority) break;
+    if (IsBeyondShare(shares.at(candidate->session.get()), /*of_slots=*/false)) return candidate;
+  }
+  return newest;
+}
+
+// The running sequences that must leave for the first prompt in line; none, when it would not fit
+// then either.
+std::vector<Sequence*> Scheduler::VictimsFor(const Sequence& waiting) const {
+  const int64_t num_needed = kv_cache::NumBlocksFor(waiting.num_tokens() + 1);
+  int64_t slots_short = num_running() + 1 - options_.max_num_seqs;
+  int64_t blocks_short = num_needed + NumGrowing() - pool_.blocks().num_free();
+  Shares shares = SharesOfRunning();
+  Share own = shares[waiting.session.get()];
+  ++own.num_running;
+  own.num_blocks += num_needed;
+  std::vector<Sequence*> victims;
+  for (auto it = running_.rbegin(); it != running_.rend(); ++it) {
+    Sequence* candidate = *it;
+    const bool of_slots = slots_short > 0;
+    if (!of_slots && blocks_short <= 0) break;
+    if (candidate->request.priority < waiting.request.priority) break;
+    Share& share = shares[candidate->session.get()];
+    const bool is_lower = candidate->request.priority > waiting.request.priority;
+    if (!is_lower && (candidate->session == waiting.session || IsBeyondShare(own, of_slots) ||
+                      !IsBeyondShare(share, of_slots))) {
+      continue;
+    }
+    const auto num_blocks = static_cast<int64_t>(candidate->block_table.blocks.size());
+    --share.num_running;
+    share.num_blocks -= num_blocks;
+    --slots_short;
+    blocks_short -= num_blocks + (WillGrow(*candidate) ? 1 : 0);
+    victims.push_back(candidate);
+  }
+  if (slots_short > 0 || blocks_short > 0) victims.clear();
+  return victims;
+}
+
+void Scheduler::Preempt(Sequence& sequence) {
+  pool_.Release(sequence.block_table);
+  sequence.num_computed_tokens = 0;
+  running_.erase(&sequence);
+  waiting_.insert(&sequence);
+  ++num_preemptions_;
+}
+
+}  // namespace fathom::scheduler
