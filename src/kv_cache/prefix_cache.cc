@@ -237,7 +237,7 @@ void PrefixCache::CountHits(const AdmitRequest& request, const Prefix& prefix, S
 
 bool PrefixCache::Fits(const AdmitRequest& request, const Prefix& prefix) const {
   int64_t new_blocks = NumBlocksFor(request.num_tokens);
-  int64_t blocks = pool_.blocks().num_available();
+  int64_t blocks = pool_.blocks().num_available() - request.num_spare_blocks;
   int64_t pages = pool_.window_pages().num_available();
   int64_t slots = pool_.state_slots().num_available();
   const auto share_pages = [&](std::span<const int32_t> ids) {

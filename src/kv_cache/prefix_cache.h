@@ -41,6 +41,9 @@ struct PrefixCacheOptions {
   // Tokens between the snapshots that a prefill takes, besides those at its end and where prompts
   // were seen to part; 0: none.
   int64_t retention_interval = 4096;
+  // The token that begins a user's turn; -1: none. Clients change the last turn (a date, a reminder
+  // that moves on), so a prefill takes a snapshot before it.
+  int32_t turn_token_id = -1;
   // Host memory; 0: no such tier. The disk needs both.
   int32_t num_host_blocks = 0;
   int32_t num_host_snapshots = 0;
@@ -75,12 +78,13 @@ struct SequenceKv {
 
 struct AdmitRequest {
   request::RequestId id = 0;
-  std::string_view session;            // empty: a session of its own
-  std::string_view salt;               // isolates: prefixes are shared within one salt only
+  std::string_view session = {};       // empty: a session of its own
+  std::string_view salt = {};          // isolates: prefixes are shared within one salt only
   std::span<const int32_t> token_ids;  // the prompt; with its output, when it was preempted
   int64_t num_prompt_tokens = 0;
-  int64_t num_tokens = 0;    // whose history blocks are reserved: all of them and more
-  bool compute_all = false;  // prompt log-probabilities: no token may be skipped
+  int64_t num_tokens = 0;        // whose history blocks are reserved: all of them and more
+  bool compute_all = false;      // prompt log-probabilities: no token may be skipped
+  int64_t num_spare_blocks = 0;  // that must be left for others
 };
 
 struct Admission {
@@ -199,7 +203,7 @@ class PrefixCache {
   // Moves all of it, but for the block, which goes behind the nodes'.
   std::vector<int32_t> TakeKeptTail(PrefixTail& tail, SequenceKv& kv);
   void ForkTail(const PrefixTail& tail, int64_t num_tokens, SequenceKv& kv);
-  void PlanSnapshots(const Prefix& prefix, SequenceKv& kv) const;
+  void PlanSnapshots(const AdmitRequest& request, const Prefix& prefix, SequenceKv& kv) const;
 
   // A running sequence.
   void Publish(SequenceKv& kv, std::span<const int32_t> token_ids);

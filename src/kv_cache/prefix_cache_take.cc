@@ -32,7 +32,7 @@ void PrefixCache::Take(const AdmitRequest& request, const Prefix& prefix, Sequen
     kv.table.blocks.push_back(pool_.blocks().Allocate());
   }
   if (!options_.enabled) return;
-  PlanSnapshots(prefix, kv);
+  PlanSnapshots(request, prefix, kv);
   Promise(request, kv);
 }
 
@@ -138,12 +138,16 @@ void PrefixCache::ForkTail(const PrefixTail& tail, int64_t num_tokens, SequenceK
   }
 }
 
-void PrefixCache::PlanSnapshots(const Prefix& prefix, SequenceKv& kv) const {
+void PrefixCache::PlanSnapshots(const AdmitRequest& request, const Prefix& prefix,
+                                SequenceKv& kv) const {
   const int32_t capacity = pool_.snapshots().capacity();
   if (capacity == 0) return;
   std::vector<int64_t>& at = kv.snapshot_at;
   const auto boundary = [](int64_t n) { return n / kBlockTokens * kBlockTokens; };
   at = {boundary(kv.num_prompt_tokens - 1), boundary(kv.prefill_end - 1), prefix.num_known_tokens};
+  const auto prompt = request.token_ids.first(static_cast<size_t>(kv.num_prompt_tokens));
+  const auto turn = std::find(prompt.rbegin(), prompt.rend(), options_.turn_token_id);
+  if (turn != prompt.rend()) at.push_back(boundary(prompt.rend() - turn - 1));
   if (options_.retention_interval > 0) {
     // One prompt takes no more than a quarter of all snapshots.
     const int64_t least = kv.prefill_end / std::max(1, capacity / 4);
