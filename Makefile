@@ -4,7 +4,7 @@ JOBS ?= $(shell nproc)
 PYTHON := .venv/bin/python
 SOURCES = git ls-files '*.h' '*.cc' '*.cu' '*.cuh'
 
-.PHONY: build test serve oracle test-gpu format check-format lint asan tsan clean
+.PHONY: build test test-clients serve oracle test-gpu format check-format lint asan tsan clean
 
 build:  ## the binary, at build/fathom
 	scripts/setup
@@ -17,6 +17,12 @@ test:  ## every test that needs no GPU and no torch
 	cmake --build --preset release -j $(JOBS)
 	ctest --test-dir build -j $(JOBS) --output-on-failure --no-tests=error
 	$(PYTHON) -m pytest tests/e2e
+
+test-clients:  ## Node SDKs, the Vercel AI SDK, Claude Code and Codex against a scripted model; no network but loopback
+	scripts/setup --clients
+	cmake --preset release
+	cmake --build --preset release --target scripted_server -j $(JOBS)
+	tests/clients/run
 
 oracle: build  ## the binary against independent implementations; rewrites tests/golden, which must still hold
 	scripts/setup --oracle
