@@ -30,7 +30,8 @@ config::ModelConfig SmallConfig() {
 }
 
 TestModel::TestModel(const config::ModelConfig& config, config::Numerics numerics, int num_threads,
-                     int max_seqs, int max_len, kv_cache::IndexKeyDType index_dtype)
+                     int max_seqs, int max_len, kv_cache::IndexKeyDType index_dtype,
+                     const checkpoint::TensorSource* weights_source)
     : config_(config),
       max_blocks_((max_len + kv_cache::kBlockTokens - 1) / kv_cache::kBlockTokens),
       max_pages_((max_len + kv_cache::kWindowPageTokens - 1) / kv_cache::kWindowPageTokens),
@@ -38,8 +39,12 @@ TestModel::TestModel(const config::ModelConfig& config, config::Numerics numeric
   if (numerics == config::Numerics::kFp32) index_dtype = kv_cache::IndexKeyDType::kFp32;
   layout_ = kv_cache::MakeKvLayout(config, numerics, index_dtype);
   stream_ = std::move(device_->MakeStream().value());
-  const auto source = checkpoint::MakeSyntheticSource(config, 1);
-  auto weights = LoadWeights(config, *source, *device_);
+  std::unique_ptr<checkpoint::TensorSource> synthetic;
+  if (weights_source == nullptr) {
+    synthetic = checkpoint::MakeSyntheticSource(config, 1);
+    weights_source = synthetic.get();
+  }
+  auto weights = LoadWeights(config, *weights_source, *device_);
   CHECK(weights.ok());
   const ModelLimits limits{
       .max_batched_tokens = max_seqs * max_len, .max_num_seqs = max_seqs, .max_model_len = max_len};
@@ -111,6 +116,16 @@ void TestModel::RunInChunks(TestSequence& sequence, int chunk) {
     const int counts[] = {std::min(chunk, size - sequence.num_computed)};
     Step(sequences, counts);
   }
+}
+
+void TestModel::CopyCache(const TestSequence& from, TestSequence& to) {
+  const auto copy = [&](device::Buffer& buffer, int64_t bytes) {
+    std::copy_n(buffer.data() + from.index * bytes, bytes, buffer.data() + to.index * bytes);
+  };
+  copy(blocks_, max_blocks_ * layout_.block_bytes);
+  copy(pages_, max_pages_ * layout_.window_page_bytes);
+  copy(slots_, layout_.state.slot_bytes);
+  to.num_computed = from.num_computed;
 }
 
 void TestModel::Rollback(TestSequence& sequence, int32_t num_tokens) {

@@ -29,7 +29,8 @@ class TestModel {
  public:
   TestModel(const config::ModelConfig& config, config::Numerics numerics, int num_threads,
             int max_seqs = 4, int max_len = 1200,
-            kv_cache::IndexKeyDType index_dtype = kv_cache::IndexKeyDType::kFp4);
+            kv_cache::IndexKeyDType index_dtype = kv_cache::IndexKeyDType::kFp4,
+            const checkpoint::TensorSource* weights = nullptr);  // null: synthetic ones
 
   TestSequence Add(std::vector<int32_t> token_ids);
   // One step: the next counts[i] tokens of each sequence, appended to their logits.
@@ -39,6 +40,8 @@ class TestModel {
   void set_last_logits_only() { last_logits_only_ = true; }
   // Runs to the end in chunks of at most `chunk`.
   void RunInChunks(TestSequence& sequence, int chunk);
+  // Gives `to` the cache and the progress of `from`; its tokens stay.
+  void CopyCache(const TestSequence& from, TestSequence& to);
   // Takes tokens back, as a rejected draft does.
   void Rollback(TestSequence& sequence, int32_t num_tokens);
 

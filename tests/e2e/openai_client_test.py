@@ -96,6 +96,27 @@ def test_the_same_seed_gives_the_same_text(client, model):
     assert texts[0] == texts[1]
 
 
+def seeded(client, model, seed, n=1):
+    answer = client.chat.completions.create(model=model, messages=STORY, seed=seed, n=n, temperature=1,
+                                            max_tokens=24, logprobs=True)
+    return [(choice.message.content, [token.logprob for token in choice.logprobs.content])
+            for choice in answer.choices]
+
+
+def test_several_choices_are_to_the_last_bit_what_their_seeds_give_alone(client, model):
+    alone = [seeded(client, model, seed)[0] for seed in (5, 6, 7, 8)]
+    assert seeded(client, model, 5, n=4) == alone
+    assert len({text for text, _ in alone}) > 1
+
+
+def test_a_seed_gives_the_same_text_beside_other_requests(client, model):
+    seeds = range(20, 28)
+    alone = [seeded(client, model, seed)[0] for seed in seeds]
+    with concurrent.futures.ThreadPoolExecutor(len(seeds)) as pool:
+        together = list(pool.map(lambda seed: seeded(client, model, seed)[0], seeds))
+    assert together == alone
+
+
 def test_shows_logprobs(client, model):
     answer = client.chat.completions.create(model=model, messages=STORY, logprobs=True, top_logprobs=5, **GREEDY)
     entries = answer.choices[0].logprobs.content

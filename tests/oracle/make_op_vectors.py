@@ -142,7 +142,7 @@ def hyper_connection():
     streams, y = bf16(6, 4, 128, std=2.0), bf16(6, 128, std=2.0)
     fn, base, scale = torch.randn(24, 512) * 0.05, torch.randn(24), torch.rand(3) + 0.3
     streams[1] = 0
-    mix = ops.hc_mix(streams, fn, base, scale, EPS, HC_EPS, 20)
+    mix = ops.hc_mix(streams, fn, base, scale, EPS, HC_EPS, 20, Numerics("fp32"))
     head_fn, head_base, head_scale = torch.randn(4, 512) * 0.05, torch.randn(4), torch.rand(1)
 
     def outputs(n):
@@ -163,7 +163,7 @@ def compressor(ratio: int, width: int, tokens: int):
         (torch.randn(n, columns) * s).to(torch.float8_e4m3fn)
         for n, s in ((tokens, 1.0), (tokens, 3.0), (ratio, 1.0)))
     gate[3] = 40.0
-    pooled = ops.compressor_pool(content.float(), gate.float(), ape.float(), ratio)
+    pooled = ops.compressor_pool(content.float(), gate.float(), ape.float(), ratio, Numerics("fp32"))
     return {"content": content, "gate": gate, "ape": ape, "pooled": pooled}, {"ratio": ratio}
 
 

@@ -2,8 +2,7 @@
 
 Written from the model's specification alone, as an independent opinion: small pure functions that
 favour being checked over being fast. Tensors are FP32 and hold BF16 values wherever the model
-rounds to BF16. Long sums are taken in FP64 and rounded once to FP32, so that this side of a
-comparison contributes no summation error of its own.
+rounds to BF16. The order of sums is `Numerics.sums` (sums.py), FP64 by default.
 
 `Numerics("official")` rounds where the reference rounds; `Numerics("fp32")` rounds nothing, leaves
 the Hadamard rotation out, and uses the exactly dequantized weights.
@@ -17,6 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
+from sums import ORDERS, WideSums
+
 HEAD_DIM, ROPE_DIM, WINDOW, STREAMS = 512, 64, 128, 4
 NOPE_DIM = HEAD_DIM - ROPE_DIM
 KV_BLOCK, ACTIVATION_BLOCK, FP4_BLOCK = 64, 128, 32
@@ -28,15 +29,17 @@ class Numerics:
     mode: str
     # "fp4" is the model's own; "fp8" is the option use_fp4_indexer_cache=false.
     index_cache: str = "fp4"
-    # False takes the sums of products in FP32, in blocks: as right, in another order. Shows how
-    # far two correct implementations are apart.
-    wide_sums: bool = True
+    order: str = "wide"  # of sums: wide, blocks or canonical
 
     def __post_init__(self):
         if self.mode not in ("official", "fp32"):
             raise ValueError(f"numerics is {self.mode!r}, expected official or fp32")
         if self.index_cache not in ("fp4", "fp8"):
             raise ValueError(f"index cache is {self.index_cache!r}, expected fp4 or fp8")
+
+    @property
+    def sums(self) -> WideSums:
+        return ORDERS[self.order]
 
     @property
     def official(self) -> bool:
@@ -112,32 +115,25 @@ def through_fp4(x: torch.Tensor) -> torch.Tensor:
 # --- products and norms --------------------------------------------------------------------------
 
 
-def dot(x: torch.Tensor, w: torch.Tensor, wide: bool = True) -> torch.Tensor:
-    """x [..., K] times w [N, K] transposed, one rounding to FP32."""
-    if not wide:
-        parts = zip(x.split(FP4_BLOCK, -1), w.split(FP4_BLOCK, -1))
-        return sum(a @ b.transpose(-1, -2) for a, b in parts)
-    return (x.double() @ w.double().transpose(-1, -2)).float()
+def dot(x: torch.Tensor, w: torch.Tensor, sums: WideSums = ORDERS["wide"]) -> torch.Tensor:
+    """x [..., K] times w [N, K] transposed, in FP32."""
+    return sums.dot(x, w)
 
 
 def linear(x: torch.Tensor, w: Weight, n: Numerics) -> torch.Tensor:
     """A product whose result the model keeps in BF16; quantized weights quantize x per token."""
     if n.official and w.quantized:
         x = through_fp8(x, ACTIVATION_BLOCK)
-    return n.b(dot(x, w.values, n.wide_sums))
-
-
-def mean_square(x: torch.Tensor) -> torch.Tensor:
-    return x.double().square().mean(-1, keepdim=True).float()
+    return n.b(dot(x, w.values, n.sums))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, n: Numerics) -> torch.Tensor:
-    return n.b(x * torch.rsqrt(mean_square(x) + eps) * weight)
+    return n.b(x * torch.rsqrt(n.sums.mean_square(x) + eps) * weight)
 
 
 def head_norm(q: torch.Tensor, eps: float, n: Numerics) -> torch.Tensor:
     """The norm of every query head; it has no weight and rounds at each step."""
-    m = n.b(n.b(q.square()).double().mean(-1, keepdim=True).float())
+    m = n.b(n.sums.mean(n.b(q.square())))
     return n.b(q * n.b(torch.rsqrt(n.b(m + eps))))
 
 
@@ -192,36 +188,36 @@ class Mix:
 
 
 def hc_project(
-    streams: torch.Tensor, fn: torch.Tensor, norm_eps: float, wide: bool
+    streams: torch.Tensor, fn: torch.Tensor, norm_eps: float, n: Numerics
 ) -> torch.Tensor:
     flat = streams.flatten(1)
-    return dot(flat, fn, wide) * torch.rsqrt(mean_square(flat) + norm_eps)
+    return dot(flat, fn, n.sums) * torch.rsqrt(n.sums.mean_square(flat) + norm_eps)
 
 
 def hc_mix(
     streams: torch.Tensor, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor,
-    norm_eps: float, hc_eps: float, iterations: int, wide: bool = True,
+    norm_eps: float, hc_eps: float, iterations: int, n: Numerics,
 ) -> Mix:
     """streams [T, 4, H], fn [24, 4H], base [24], scale [3]. FP32 in both modes."""
-    mixes = hc_project(streams, fn, norm_eps, wide)
-    pre = torch.sigmoid(mixes[:, 0:4] * scale[0] + base[0:4]) + hc_eps
-    post = 2 * torch.sigmoid(mixes[:, 4:8] * scale[1] + base[4:8])
+    mixes, sums = hc_project(streams, fn, norm_eps, n), n.sums
+    pre = sums.sigmoid(mixes[:, 0:4] * scale[0] + base[0:4]) + hc_eps
+    post = 2 * sums.sigmoid(mixes[:, 4:8] * scale[1] + base[4:8])
     logits = (mixes[:, 8:] * scale[2] + base[8:]).reshape(-1, STREAMS, STREAMS)
-    comb = torch.softmax(logits, dim=2) + hc_eps
-    comb = comb / (comb.sum(1, keepdim=True) + hc_eps)
+    comb = sums.exp(logits - logits.amax(2, keepdim=True))
+    comb = comb / sums.add(comb, 2) + hc_eps
+    comb = comb / (sums.add(comb, 1) + hc_eps)
     for _ in range(iterations - 1):
-        comb = comb / (comb.sum(2, keepdim=True) + hc_eps)
-        comb = comb / (comb.sum(1, keepdim=True) + hc_eps)
+        comb = comb / (sums.add(comb, 2) + hc_eps)
+        comb = comb / (sums.add(comb, 1) + hc_eps)
     return Mix(pre, post, comb)
 
 
 def hc_gather(streams: torch.Tensor, pre: torch.Tensor, n: Numerics) -> torch.Tensor:
-    return n.b((pre[..., None] * streams).sum(1))
+    return n.b(n.sums.add(pre[..., None] * streams, 1)[:, 0])
 
 
 def hc_scatter(y: torch.Tensor, mix: Mix, streams: torch.Tensor, n: Numerics) -> torch.Tensor:
-    kept = torch.einsum("tjk,tjh->tkh", mix.comb.double(), streams.double())
-    return n.b((mix.post[..., None].double() * y[:, None].double() + kept).float())
+    return n.b(n.sums.scatter(y, mix.post, mix.comb, streams))
 
 
 def hc_head(
@@ -229,8 +225,8 @@ def hc_head(
     norm_eps: float, hc_eps: float, n: Numerics,
 ) -> torch.Tensor:
     """The four streams as one [T, H]: fn [4, 4H], base [4], scale [1]."""
-    mixes = hc_project(streams, fn, norm_eps, n.wide_sums)
-    pre = torch.sigmoid(mixes * scale + base) + hc_eps
+    mixes = hc_project(streams, fn, norm_eps, n)
+    pre = n.sums.sigmoid(mixes * scale + base) + hc_eps
     return hc_gather(streams, pre, n)
 
 
@@ -253,14 +249,14 @@ def pooled_rows(x: torch.Tensor, ratio: int, width: int, empty: float) -> torch.
 
 
 def compressor_pool(
-    content: torch.Tensor, gate: torch.Tensor, ape: torch.Tensor, ratio: int
+    content: torch.Tensor, gate: torch.Tensor, ape: torch.Tensor, ratio: int, n: Numerics
 ) -> torch.Tensor:
     """content, gate [T, columns] FP32 -> [T // ratio, width]; softmax over rows per channel."""
     width = content.shape[1] // (2 if ratio == 4 else 1)
     tokens = content.shape[0]
     gate = gate + ape[torch.arange(tokens) % ratio]
-    weights = torch.softmax(pooled_rows(gate, ratio, width, -math.inf).double(), dim=1)
-    return (weights * pooled_rows(content, ratio, width, 0.0).double()).sum(1).float()
+    return n.sums.pool(
+        pooled_rows(gate, ratio, width, -math.inf), pooled_rows(content, ratio, width, 0.0))
 
 
 def quantize_kv(entry: torch.Tensor, n: Numerics) -> torch.Tensor:
@@ -277,8 +273,7 @@ def hadamard_matrix(size: int) -> torch.Tensor:
 
 
 def hadamard(x: torch.Tensor, n: Numerics) -> torch.Tensor:
-    size = x.shape[-1]
-    return n.b((dot(x, hadamard_matrix(size)).double() * size**-0.5).float())
+    return n.b(n.sums.hadamard(x, hadamard_matrix(x.shape[-1])))
 
 
 def quantize_index(x: torch.Tensor, n: Numerics) -> torch.Tensor:
@@ -307,10 +302,11 @@ def index_weights(projected: torch.Tensor, n: Numerics) -> torch.Tensor:
     return n.b(projected * torch.tensor(128**-0.5 * heads**-0.5, dtype=torch.float32))
 
 
-def index_scores(q: torch.Tensor, k: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def index_scores(
+    q: torch.Tensor, k: torch.Tensor, w: torch.Tensor, sums: WideSums = ORDERS["wide"]
+) -> torch.Tensor:
     """q [T, heads, 128], k [E, 128], w [T, heads] -> [T, E]."""
-    products = torch.relu(torch.einsum("thd,ed->the", q.double(), k.double()))
-    return torch.einsum("the,th->te", products, w.double()).float()
+    return sums.index_scores(q, k, w)
 
 
 def visible_entries(positions: torch.Tensor, entries: int, ratio: int) -> torch.Tensor:
@@ -348,12 +344,7 @@ def attend(
     q: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor, sink: torch.Tensor, n: Numerics
 ) -> torch.Tensor:
     """q [T, A, 512], keys [S, 512] (values too), mask [T, S], sink [A] -> [T, A, 512]."""
-    scores = torch.einsum("tad,sd->tas", q.double(), keys.double()) * HEAD_DIM**-0.5
-    scores = scores.float().masked_fill(~mask[:, None], -math.inf)
-    top = scores.amax(-1, keepdim=True)
-    p = torch.exp(scores - top)
-    total = p.double().sum(-1, keepdim=True) + torch.exp(sink[:, None] - top).double()
-    return n.b((torch.einsum("tas,sd->tad", n.b(p).double(), keys.double()) / total).float())
+    return n.b(n.sums.attend(q, keys, mask, sink, HEAD_DIM**-0.5, n.b))
 
 
 def sparse_attention(
@@ -385,28 +376,32 @@ def grouped_output(o: torch.Tensor, wo_a: torch.Tensor, groups: int, n: Numerics
     """
     x = o.reshape(o.shape[0], groups, -1)
     w = wo_a.reshape(groups, -1, x.shape[-1])
-    return n.b(torch.einsum("tgk,grk->tgr", x.double(), w.double()).float()).flatten(1)
+    parts = [dot(x[:, g], w[g], n.sums) for g in range(groups)]
+    return n.b(torch.stack(parts, 1)).flatten(1)
 
 
 # --- experts -------------------------------------------------------------------------------------
 
 
-def routing_scores(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+def routing_scores(
+    x: torch.Tensor, gate: torch.Tensor, sums: WideSums = ORDERS["wide"]
+) -> torch.Tensor:
     """sqrt(softplus(gate x)), FP32 [T, experts]."""
-    logits = dot(x, gate).double()
-    softplus = logits.clamp(min=0) + torch.log1p(torch.exp(-logits.abs()))
-    return softplus.sqrt().float()
+    return sums.sqrt_softplus(dot(x, gate, sums))
 
 
-def routing_weights(scores: torch.Tensor, ids: torch.Tensor, scaling: float) -> torch.Tensor:
+def routing_weights(
+    scores: torch.Tensor, ids: torch.Tensor, scaling: float, sums: WideSums = ORDERS["wide"]
+) -> torch.Tensor:
+    """Weights of the experts `ids` [T, k], which are summed in this order."""
     chosen = scores.gather(1, ids.long())
-    return chosen / chosen.sum(1, keepdim=True) * scaling
+    return chosen / sums.add(chosen, 1) * scaling
 
 
-def swiglu(gate: torch.Tensor, up: torch.Tensor, limit: float) -> torch.Tensor:
+def swiglu(gate: torch.Tensor, up: torch.Tensor, limit: float, n: Numerics) -> torch.Tensor:
     if limit > 0:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return gate * torch.sigmoid(gate) * up
+    return n.sums.silu(gate) * up
 
 
 def expert(
@@ -414,7 +409,7 @@ def expert(
     weight: torch.Tensor | None, n: Numerics,
 ) -> torch.Tensor:
     """One expert for its tokens; `weight` [T] is their routing weight, None for the shared one."""
-    hidden = swiglu(linear(x, w1, n), linear(x, w3, n), limit)
+    hidden = swiglu(linear(x, w1, n), linear(x, w3, n), limit, n)
     if weight is not None:
         hidden = weight[:, None] * hidden
     return linear(n.b(hidden), w2, n)

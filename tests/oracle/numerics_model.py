@@ -56,6 +56,13 @@ def judge(scores: torch.Tensor, used: torch.Tensor, free: torch.Tensor) -> Choic
     return Choice(used, free, gap, flipped)
 
 
+def best_first(scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The same ids [T, k] in the order in which they would be chosen."""
+    ids = ids.sort(-1).values
+    order = torch.sort(scores.gather(1, ids), dim=-1, descending=True, stable=True).indices
+    return ids.gather(1, order)
+
+
 class Model:
     def __init__(self, checkpoint: Checkpoint, numerics: Numerics):
         self.checkpoint = checkpoint
@@ -98,9 +105,9 @@ class Model:
         return ops.quantize_kv(ops.rope(kv, tables, self.n), self.n)
 
     def compress(self, h: torch.Tensor, name: str, ratio: int) -> torch.Tensor:
-        content = ops.dot(h, self.values(name + ".wkv.weight"), self.n.wide_sums)
-        gate = ops.dot(h, self.values(name + ".wgate.weight"), self.n.wide_sums)
-        pooled = ops.compressor_pool(content, gate, self.values(name + ".ape"), ratio)
+        content = ops.dot(h, self.values(name + ".wkv.weight"), self.n.sums)
+        gate = ops.dot(h, self.values(name + ".wgate.weight"), self.n.sums)
+        pooled = ops.compressor_pool(content, gate, self.values(name + ".ape"), ratio, self.n)
         return ops.compressed_entries(
             pooled, self.values(name + ".norm.weight"), self.eps, self.freq(ratio), ratio, self.n)
 
@@ -110,7 +117,7 @@ class Model:
         q = ops.quantize_index(ops.rope(q, tables, self.n), self.n)
         k = ops.quantize_index(self.compress(h, name + ".compressor", 4), self.n)
         w = ops.index_weights(self.linear(h, name + ".weights_proj"), self.n)
-        return ops.index_scores(q, k, w)
+        return ops.index_scores(q, k, w, self.n.sums)
 
     def select(self, h, low, name, tables, positions, forced) -> Choice:
         scores = self.score_entries(h, low, name + ".indexer", tables)
@@ -148,16 +155,17 @@ class Model:
     def route(self, x, name, tokens, forced) -> tuple[torch.Tensor, torch.Tensor, Choice | None]:
         """Expert ids [T, k], their weights, and the choice where there was one."""
         k = self.config["num_experts_per_tok"]
-        scores = ops.routing_scores(x, self.values(name + ".gate.weight"))
+        scores = ops.routing_scores(x, self.values(name + ".gate.weight"), self.n.sums)
         table = name + ".gate.tid2eid"
         if table in self.checkpoint:
             ids, choice = self.values(table)[tokens], None
         else:
             biased = scores + self.values(name + ".gate.bias")
             free = ops.top_indices(biased, k)
-            ids = free if forced is None else forced.long()
+            ids = free if forced is None else best_first(biased, forced.long())
             choice = judge(biased, ids, free)
-        weights = ops.routing_weights(scores, ids, self.config["routed_scaling_factor"])
+        weights = ops.routing_weights(
+            scores, ids, self.config["routed_scaling_factor"], self.n.sums)
         return ids, weights, choice
 
     def expert(self, x, name, weight) -> torch.Tensor:
@@ -180,8 +188,7 @@ class Model:
         fn, base, scale = (self.values(name + part) for part in ("_fn", "_base", "_scale"))
         c = self.config
         return ops.hc_mix(
-            streams, fn, base, scale, self.eps, c["hc_eps"], c["hc_sinkhorn_iters"],
-            self.n.wide_sums)
+            streams, fn, base, scale, self.eps, c["hc_eps"], c["hc_sinkhorn_iters"], self.n)
 
     def enter(self, streams, name, part) -> tuple[Mix, torch.Tensor]:
         mix = self.mix(streams, f"{name}.hc_{part}")
@@ -208,7 +215,7 @@ class Model:
         return ops.hc_head(streams, fn, base, scale, self.eps, self.config["hc_eps"], self.n)
 
     def logits(self, x: torch.Tensor, prefix: str = "") -> torch.Tensor:
-        return ops.dot(self.norm(x, prefix + "norm"), self.values("head.weight"))
+        return ops.dot(self.norm(x, prefix + "norm"), self.values("head.weight"), self.n.sums)
 
     def forward_streams(self, tokens, force_routing=None, force_index=None, anchors=None):
         """The streams [T, 4, H] after every layer (a list), and the choices.

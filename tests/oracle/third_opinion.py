@@ -318,7 +318,7 @@ def check(path: str, seed: int, lengths) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Checkpoint(make_checkpoint(config, seed, folder))
         reference, model = Reference(path, checkpoint), Model(checkpoint, OFFICIAL)
-        echo = Model(checkpoint, Numerics("official", wide_sums=False))
+        echo = Model(checkpoint, Numerics("official", order="blocks"))
         sequences = [random_tokens(config["vocab_size"], n, seed) for n in lengths]
         for label, decode in (("prefill", False), ("decode", True)):
             result = as_result(reference, sequences, decode)

@@ -4,13 +4,18 @@
 #include "kernels/hyper_connection/hyper_connection.h"
 #include "kernels/lane_sum.h"
 #include "kernels/norm/norm.h"
+#include "kernels/simd/simd.h"
 
 namespace fathom::kernels {
 namespace {
 
 constexpr int kS = kNumStreams;
 
-float Sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+void Sigmoid(float* x, int size) {
+  for (int i = 0; i < size; ++i) x[i] = -x[i];
+  Simd().exp(x, x, size);
+  for (int i = 0; i < size; ++i) x[i] = 1.0f / (1.0f + x[i]);
+}
 
 // rsqrt(mean(flat(x)^2) + eps).
 template <typename T>
@@ -39,7 +44,10 @@ void DivideColumns(float (&c)[kS][kS], float eps) {
 void Sinkhorn(float (&c)[kS][kS], const HyperConnectionConstants& constants) {
   for (auto& row : c) {
     const float max = std::max({row[0], row[1], row[2], row[3]});
-    for (float& v : row) v = std::exp(v - max);
+    for (float& v : row) v = v - max;
+  }
+  Simd().exp(&c[0][0], &c[0][0], kS * kS);
+  for (auto& row : c) {
     const float sum = row[0] + row[1] + row[2] + row[3];
     for (float& v : row) v = v / sum + constants.hc_eps;
   }
@@ -69,8 +77,17 @@ void PreToken(const HyperConnectionPreParams<T>& p, int64_t t) {
     return raw[i] * inverse_rms * p.scale[part] + p.base[i];
   };
   float pre[kS], comb[kS][kS];
-  for (int i = 0; i < kS; ++i) pre[i] = Sigmoid(mix(i, 0)) + p.constants.hc_eps;
-  for (int i = 0; i < kS; ++i) p.post[t * kS + i] = 2.0f * Sigmoid(mix(kS + i, 1));
+  float* post = p.post + t * kS;
+  for (int i = 0; i < kS; ++i) {
+    pre[i] = mix(i, 0);
+    post[i] = mix(kS + i, 1);
+  }
+  Sigmoid(pre, kS);
+  Sigmoid(post, kS);
+  for (int i = 0; i < kS; ++i) {
+    pre[i] = pre[i] + p.constants.hc_eps;
+    post[i] = 2.0f * post[i];
+  }
   for (int j = 0; j < kS; ++j) {
     for (int k = 0; k < kS; ++k) comb[j][k] = mix(2 * kS + kS * j + k, 2);
   }
@@ -105,9 +122,10 @@ void HeadToken(const HyperConnectionHeadParams<T>& p, int64_t t) {
   const float inverse_rms = InverseRms(x, kS * p.hidden, p.constants.norm_eps);
   float pre[kS];
   for (int i = 0; i < kS; ++i) {
-    pre[i] =
-        Sigmoid(p.mixes[t * kS + i] * inverse_rms * p.scale[0] + p.base[i]) + p.constants.hc_eps;
+    pre[i] = p.mixes[t * kS + i] * inverse_rms * p.scale[0] + p.base[i];
   }
+  Sigmoid(pre, kS);
+  for (float& v : pre) v = v + p.constants.hc_eps;
   MixStreams(x, pre, p.hidden, p.y + t * p.hidden);
 }
 

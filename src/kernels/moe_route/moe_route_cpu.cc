@@ -7,8 +7,12 @@
 namespace fathom::kernels {
 namespace {
 
-// log(1 + e^x) without overflow.
-float Softplus(float x) { return std::max(x, 0.0f) + std::log1p(std::exp(-std::fabs(x))); }
+// log(1 + e^x) without overflow. In double precision: rounded once to FP32, it does not depend on
+// how a C library rounds.
+float Softplus(float x) {
+  const auto wide = static_cast<double>(x);
+  return static_cast<float>(std::max(wide, 0.0) + std::log1p(std::exp(-std::fabs(wide))));
+}
 
 // The k best of s + bias, best first. Experts already chosen are in ids[0, n).
 void ChooseBest(const float* s, const MoeRouteParams& p, int32_t* ids) {
