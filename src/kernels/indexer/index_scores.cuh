@@ -4,7 +4,9 @@
 #pragma once
 
 #include "kernels/gemm/wgmma.cuh"
+#include "kernels/indexer/index_query.cuh"
 #include "kernels/indexer/indexer_cuda.h"
+#include "kernels/indexer/top_k.cuh"
 #include "kernels/kv_entry/kv_entry.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/sm90.cuh"
@@ -14,15 +16,8 @@ namespace fathom::kernels {
 inline constexpr int kIndexTile = 64;  // keys, a page of them
 inline constexpr int kIndexTileBytes = kIndexTile * kIndexDim;
 
-// Queries as the score kernel reads them. A token has kHeads rows (8 or 64), zero past num_heads.
-struct IndexQueries {
-  uint8_t* codes = nullptr;  // [num_tokens * kHeads, 128] FP8, 8-row groups of swizzled rows
-  float* weights = nullptr;  // [num_tokens, kHeads], w_h times the row's scale
-};
-
-// FP4 codes 0..7 times 2^(6 - distance) as FP8 codes, one a byte; distance < kFoldTable.
+// FP4 codes 0..7 times 2^(kFoldTop - distance) as FP8 codes, one a byte; distance < kFoldTable.
 inline constexpr int kFoldTable = 32;
-inline constexpr int kFoldTop = 6;  // 6 * 2^6 = 384 is the largest
 __device__ __forceinline__ uint2 FoldedCodes(int distance) {
   const float s = exp2f(static_cast<float>(kFoldTop - distance));
   return {Fp8Codes(0, .5f * s) | Fp8Codes(s, 1.5f * s) << 16,
@@ -96,14 +91,13 @@ struct IndexKeyFetch {
 };
 
 struct IndexScoreParams {
-  CudaBatch batch;
-  PagedEntries keys;
-  IndexQueries queries;
-  int topk = 0;
+  CudaIndexSelectParams in;
+  IndexQueries queries;  // kTokens > 1
   int first_token = 0;
   int num_tokens = 0;       // of this round
   float* scores = nullptr;  // [num_tokens of this round, stride]
   int64_t stride = 0;
+  TopkCounters* counters = nullptr;  // [num_tokens], kTokens = 1
 };
 
 template <int kHeads, int kTokens, int kGroups>
@@ -111,15 +105,10 @@ struct IndexScoreShared {
   uint8_t queries[kTokens * kHeads * kIndexDim];
   uint8_t keys[kGroups][2][kIndexTileBytes];
   float key_scales[kGroups][2][kIndexTile];
+  float weights[kTokens * kHeads];
   uint2 fold_table[kFoldTable];
+  int bins[kTokens == 1 ? kTopkBins : 1];
 };
-
-// How many entries the token must be scored over; 0 when it takes them all.
-__device__ __forceinline__ int ScoredEntries(const CudaBatch& batch, int topk, int token) {
-  if (batch.token_seq[token] < 0) return 0;
-  const int visible = (batch.positions[token] + 1) / 4;
-  return visible > topk ? visible : 0;
-}
 
 // One warpgroup's work on the tokens [begin, end) of one sequence; all its columns are computed,
 // those of these tokens written.
@@ -137,47 +126,44 @@ class IndexScorer {
     quad_ = thread_ % 4;
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
-      const int token = group_first + 8 * j / kHeads;
-      weights_[j] = {0, 0};
-      if (token < p_.first_token + p_.num_tokens) {
-        weights_[j] = *reinterpret_cast<const float2*>(
-            p_.queries.weights + int64_t{token} * kHeads + 8 * j % kHeads + 2 * quad_);
-      }
+      weights_[j] = *reinterpret_cast<const float2*>(shared.weights + 8 * j + 2 * quad_);
     }
   }
 
   __device__ void Run(int begin, int end) {
     int entries = 0;
     for (int token = begin; token < end; ++token) {
-      entries = max(entries, ScoredEntries(p_.batch, p_.topk, token));
+      entries = max(entries, ScoredEntries(p_.in.batch, p_.in.topk, token));
     }
+    num_entries_ = entries;
     const int num_tiles = (entries + kIndexTile - 1) / kIndexTile;
     const int step = gridDim.x * kGroups;
     const int32_t* pages =
-        p_.batch.block_tables + int64_t{p_.batch.token_seq[begin]} * p_.batch.max_blocks;
+        p_.in.batch.block_tables + int64_t{p_.in.batch.token_seq[begin]} * p_.in.batch.max_blocks;
     int tile = blockIdx.x * kGroups + group_;
     if (tile >= num_tiles) return;
     IndexKeyFetch<kType> next[kAhead];
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
-      if (tile + a * step < num_tiles) next[a].Load(p_.keys, pages[tile + a * step], thread_);
+      if (tile + a * step < num_tiles) next[a].Load(p_.in.keys, pages[tile + a * step], thread_);
     }
     for (; tile < num_tiles; tile += kAhead * step) {
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
         const int current = tile + a * step;
-        if (current >= num_tiles) break;
-        Widen(next[a]);
-        const int later = current + kAhead * step;
-        if (later < num_tiles) next[a].Load(p_.keys, pages[later], thread_);
-        Score(current, begin, end);
-        buffer_ ^= 1;
+        if (current < num_tiles) {
+          Widen(next[a]);
+          const int later = current + kAhead * step;
+          if (later < num_tiles) next[a].Load(p_.in.keys, pages[later], thread_);
+          Score(current, begin, end);
+          buffer_ ^= 1;
+        }
       }
     }
   }
 
  private:
-  static constexpr int kAhead = 2;  // tiles in flight
+  static constexpr int kAhead = kTokens == 1 ? 4 : 2;  // tiles in flight
 
   __device__ void Widen(const IndexKeyFetch<kType>& keys) {
     const float scale = keys.Widen(SharedAddress(s_.keys[group_][buffer_]), s_.fold_table, thread_);
@@ -199,25 +185,34 @@ class IndexScorer {
     }
     WgmmaCommit();
     WgmmaWait<0>();
+    float sums[kTokens][2] = {};
 #pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      const int token = group_first_ + t;
+    for (int j = 0; j < kColumns / 8; ++j) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        float sum = 0;
-#pragma unroll
-        for (int j = t * kHeads / 8; j < (t + 1) * kHeads / 8; ++j) {
-          sum += fmaxf(d[4 * j + 2 * r], 0.0f) * weights_[j].x;
-          sum += fmaxf(d[4 * j + 2 * r + 1], 0.0f) * weights_[j].y;
-        }
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        const int row = row_ + 8 * r;
-        if (quad_ == 0 && token >= begin && token < end) {
-          p_.scores[(token - p_.first_token) * p_.stride + tile * kIndexTile + row] =
-              sum * s_.key_scales[group_][buffer_][row];
-        }
+        float& sum = sums[8 * j / kHeads][r];
+        sum = fmaf(fmaxf(d[4 * j + 2 * r], 0.0f), weights_[j].x, sum);
+        sum = fmaf(fmaxf(d[4 * j + 2 * r + 1], 0.0f), weights_[j].y, sum);
       }
+    }
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        Keep(group_first_ + t, tile, row_ + 8 * r, sums[t][r], begin, end);
+    }
+  }
+
+  // The quad's sums of one (token, key) become its score.
+  __device__ void Keep(int token, int tile, int row, float sum, int begin, int end) {
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    if (quad_ != 0 || token < begin || token >= end) return;
+    const int entry = tile * kIndexTile + row;
+    const float score = sum * s_.key_scales[group_][buffer_][row];
+    p_.scores[(token - p_.first_token) * p_.stride + entry] = score;
+    if (kTokens == 1 && entry < num_entries_) {
+      atomicAdd(s_.bins + ScoreBin(OrderedScore(score)), 1);
     }
   }
 
@@ -226,6 +221,7 @@ class IndexScorer {
   int group_first_;
   int group_, thread_, row_, quad_;
   int buffer_ = 0;
+  int num_entries_ = 0;
   float2 weights_[kColumns / 8];
 };
 
@@ -237,29 +233,52 @@ __global__ void __launch_bounds__(kGroups * 128)
   auto& shared =
       *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(dynamic) + 1023) / 1024 * 1024);
   if (threadIdx.x < kFoldTable) shared.fold_table[threadIdx.x] = FoldedCodes(threadIdx.x);
+  if constexpr (kTokens == 1) {
+    for (int i = threadIdx.x; i < kTopkBins; i += kGroups * 128) shared.bins[i] = 0;
+  }
   WaitForPredecessor();
   AllowSuccessor();
   const int first = p.first_token + blockIdx.y * kTokens;
   const int end = min(first + kTokens, p.first_token + p.num_tokens);
   int scored = 0;
   for (int token = first; token < end; ++token) {
-    scored = max(scored, ScoredEntries(p.batch, p.topk, token));
+    scored = max(scored, ScoredEntries(p.in.batch, p.in.topk, token));
   }
   if (scored <= static_cast<int>(blockIdx.x) * kGroups * kIndexTile) return;
-  const auto* in =
-      reinterpret_cast<const uint4*>(p.queries.codes + int64_t{first} * kHeads * kIndexDim);
-  const int chunks = (end - first) * kHeads * kIndexDim / 16;
-  for (int i = threadIdx.x; i < kTokens * kHeads * kIndexDim / 16; i += kGroups * 128) {
-    reinterpret_cast<uint4*>(shared.queries)[i] = i < chunks ? in[i] : uint4{0, 0, 0, 0};
+  if constexpr (kTokens == 1) {
+    const int lane = threadIdx.x % 32;
+    for (int head = threadIdx.x / 32; head < kHeads; head += kGroups * 4) {
+      const IndexQueryRow row = MakeIndexQuery(p.in, first, head, lane);
+      *reinterpret_cast<uint32_t*>(shared.queries + QueryOffset(head, lane)) = row.codes;
+      if (lane == 0) shared.weights[head] = row.weight;
+    }
+  } else {
+    const int rows = (end - first) * kHeads;
+    const auto* in =
+        reinterpret_cast<const uint4*>(p.queries.codes + int64_t{first} * kHeads * kIndexDim);
+    for (int i = threadIdx.x; i < kTokens * kHeads * kIndexDim / 16; i += kGroups * 128) {
+      reinterpret_cast<uint4*>(shared.queries)[i] =
+          i < rows * kIndexDim / 16 ? in[i] : uint4{0, 0, 0, 0};
+    }
+    for (int i = threadIdx.x; i < kTokens * kHeads; i += kGroups * 128) {
+      shared.weights[i] = i < rows ? p.queries.weights[int64_t{first} * kHeads + i] : 0;
+    }
   }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncthreads();
   IndexScorer<kType, kHeads, kTokens, kGroups> scorer(p, shared, first);
   for (int begin = first; begin < end;) {
     int next = begin + 1;
-    while (next < end && p.batch.token_seq[next] == p.batch.token_seq[begin]) ++next;
-    if (p.batch.token_seq[begin] >= 0) scorer.Run(begin, next);
+    while (next < end && p.in.batch.token_seq[next] == p.in.batch.token_seq[begin]) ++next;
+    if (p.in.batch.token_seq[begin] >= 0) scorer.Run(begin, next);
     begin = next;
+  }
+  if constexpr (kTokens == 1) {
+    __syncthreads();
+    int* bins = p.counters[first].bins;
+    for (int i = threadIdx.x; i < kTopkBins; i += kGroups * 128) {
+      if (shared.bins[i] != 0) atomicAdd(bins + i, shared.bins[i]);
+    }
   }
 }
 

@@ -3,10 +3,8 @@
 #include <algorithm>
 
 #include "kernels/indexer/index_scores.cuh"
-#include "kernels/indexer/index_vector.cuh"
 #include "kernels/indexer/top_k.cuh"
 #include "kernels/launch.cuh"
-#include "kernels/rope/rope.cuh"
 
 namespace fathom::kernels {
 namespace {
@@ -14,38 +12,6 @@ namespace {
 using config::IndexKeyDType;
 
 constexpr int kQueryThreads = 256;  // a warp a head
-
-// The values of lane l: 4 * l .. 4 * l + 3. Quantizes them as the keys are, as FP8 codes of one
-// scale; returns that scale.
-__device__ float QuantizeQuery(const float (&x)[4], IndexKeyDType dtype, uint32_t& codes) {
-  const float max = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
-  float v[4];
-  float scale;
-  if (dtype == IndexKeyDType::kFp4) {
-    const uint32_t block = Fp4Scale(WarpMax<8>(max));
-    const auto top = static_cast<uint32_t>(WarpMax(static_cast<float>(block)));
-    const float inverse = Ue8m0Inverse(block);
-    const float fold = exp2f(static_cast<float>(kFoldTop) - static_cast<float>(top - block));
-    constexpr float kValues[8] = {0, .5f, 1, 1.5f, 2, 3, 4, 6};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t code = Fp4Code(x[i] * inverse);
-      float magnitude = 0;
-#pragma unroll
-      for (uint32_t c = 1; c < 8; ++c) magnitude = (code & 7u) == c ? kValues[c] : magnitude;
-      v[i] = copysignf(magnitude * fold, x[i]);
-    }
-    scale = Ue8m0Value(top) * (1.0f / (1 << kFoldTop));
-  } else {
-    const uint32_t block = Fp8Scale(WarpMax(max));
-    const float inverse = Ue8m0Inverse(block);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = x[i] * inverse;
-    scale = Ue8m0Value(block);
-  }
-  codes = Fp8Codes(v[0], v[1]) | Fp8Codes(v[2], v[3]) << 16;
-  return scale;
-}
 
 // One warp a (token, head row); rows past num_heads become zero.
 __global__ void __launch_bounds__(kQueryThreads)
@@ -59,27 +25,9 @@ __global__ void __launch_bounds__(kQueryThreads)
   if (token >= p.batch.num_tokens || ScoredEntries(p.batch, p.topk, static_cast<int>(token)) == 0) {
     return;
   }
-  uint32_t codes = 0;
-  float weight = 0;
-  if (head < p.num_heads) {
-    const uint2 raw =
-        reinterpret_cast<const uint2*>(p.q + (token * p.num_heads + head) * kIndexDim)[lane];
-    float2 a = UnpackBf16(raw.x), b = UnpackBf16(raw.y);
-    if (lane >= 16) {
-      const float4 angles = reinterpret_cast<const float4*>(p.angles + token * kRopeDim)[lane - 16];
-      a = RotatePair(a, {angles.x, angles.y});
-      b = RotatePair(b, {angles.z, angles.w});
-    }
-    float x[4] = {RoundBf16(a.x), RoundBf16(a.y), RoundBf16(b.x), RoundBf16(b.y)};
-    RotateIndexVectorWarp(x, lane);
-    const float scale = QuantizeQuery(x, p.dtype, codes);
-    const float projected = __bfloat162float(p.projected[token * p.projected_stride + head]);
-    weight = RoundBf16(projected * p.weight_scale) * scale;
-  }
-  const int64_t offset =
-      row / 8 * 1024 + row % 8 * 128 + ((lane / 4) ^ (row % 8)) * 16 + lane % 4 * 4;
-  *reinterpret_cast<uint32_t*>(out.codes + offset) = codes;
-  if (lane == 0) out.weights[row] = weight;
+  const IndexQueryRow query = MakeIndexQuery(p, token, head, lane);
+  *reinterpret_cast<uint32_t*>(out.codes + QueryOffset(row, lane)) = query.codes;
+  if (lane == 0) out.weights[row] = query.weight;
 }
 
 struct SelectParams {
@@ -111,6 +59,44 @@ __global__ void __launch_bounds__(kTopkThreads) SelectKernel(SelectParams p) {
       .Run(selected);
 }
 
+// Decode: a row's entries are shared out among up to gridDim.x blocks.
+struct SharedRows {
+  TopkCounters* counters = nullptr;  // [num_tokens]
+  uint64_t* candidates = nullptr;    // [num_tokens, kTopkCandidates]
+  uint32_t* bits = nullptr;          // [num_tokens, stride / 32]
+};
+constexpr int kEntriesOfPart = 8192;  // at least
+
+__global__ void __launch_bounds__(kTopkThreads)
+    SelectSharedKernel(SelectParams p, SharedRows rows) {
+  extern __shared__ uint64_t topk_shared[];
+  WaitForPredecessor();
+  AllowSuccessor();
+  const int token = blockIdx.y, part = blockIdx.x;
+  if (p.batch.token_seq[token] < 0) return;
+  int32_t* selected = p.selected + int64_t{token} * p.topk;
+  const int visible = (p.batch.positions[token] + 1) / 4;
+  const int wanted = (visible + kEntriesOfPart - 1) / kEntriesOfPart;
+  const int parts = max(1, min(static_cast<int>(gridDim.x), wanted));
+  if (part >= parts) return;
+  if (part == 0 && threadIdx.x == 0) p.counts[token] = min(visible, p.topk);
+  if (visible <= p.topk) {
+    for (int i = threadIdx.x; i < visible; i += kTopkThreads) selected[i] = i;
+    return;
+  }
+  auto& shared = *reinterpret_cast<TopkShared*>(topk_shared);
+  uint32_t* bits = rows.bits + token * (p.stride / 32);
+  uint64_t* candidates = rows.candidates + int64_t{token} * kTopkCandidates;
+  TopkRow row(p.scores + token * p.stride, visible, p.topk, shared,
+              reinterpret_cast<uint32_t*>(&shared + 1));
+  const int words = (visible + 31) / 32, per_part = (words + parts - 1) / parts;
+  const int first = part * per_part;
+  if (row.RunPart(rows.counters[token], first, min(first + per_part, words), parts, bits,
+                  candidates)) {
+    row.Finish(rows.counters[token], bits, candidates, selected);
+  }
+}
+
 template <IndexKeyDType kType, int kHeads, int kTokens, int kGroups>
 void LaunchScores(const IndexScoreParams& p, int num_splits, device::Stream& stream) {
   LaunchKernel(IndexScoreKernel<kType, kHeads, kTokens, kGroups>,
@@ -118,33 +104,80 @@ void LaunchScores(const IndexScoreParams& p, int num_splits, device::Stream& str
                sizeof(IndexScoreShared<kHeads, kTokens, kGroups>) + 1024, stream, p);
 }
 
-template <IndexKeyDType kType>
-void LaunchScores(const IndexScoreParams& p, int head_rows, int max_entries,
-                  device::Stream& stream) {
-  constexpr int kGroups = 4;
-  const int tiles = (max_entries + kIndexTile - 1) / kIndexTile;
-  const int most = (tiles + kGroups - 1) / kGroups;
-  const auto splits = [&](int tokens) {
-    return std::clamp(2 * 132 / ((p.num_tokens + tokens - 1) / tokens), 1, most);
-  };
-  if (head_rows == 8) return LaunchScores<kType, 8, 8, kGroups>(p, splits(8), stream);
-  if (p.num_tokens <= 32) return LaunchScores<kType, 64, 1, kGroups>(p, splits(1), stream);
-  LaunchScores<kType, 64, 2, kGroups>(p, splits(2), stream);
+constexpr int kMultiprocessors = 132;
+
+template <int kHeads, int kTokens, int kGroups>
+void LaunchScores(const IndexScoreParams& p, device::Stream& stream) {
+  const int tiles = (p.in.max_entries + kIndexTile - 1) / kIndexTile;
+  const int token_blocks = (p.num_tokens + kTokens - 1) / kTokens;
+  const int splits =
+      std::clamp(kMultiprocessors / token_blocks, 1, (tiles + kGroups - 1) / kGroups);
+  if (p.in.dtype == IndexKeyDType::kFp4) {
+    LaunchScores<IndexKeyDType::kFp4, kHeads, kTokens, kGroups>(p, splits, stream);
+  } else {
+    LaunchScores<IndexKeyDType::kFp8, kHeads, kTokens, kGroups>(p, splits, stream);
+  }
 }
 
 int HeadRows(int num_heads) { return num_heads <= 8 ? 8 : 64; }
-int64_t QueryBytes(int num_tokens, int num_heads) {
-  return int64_t{num_tokens} * HeadRows(num_heads) * (kIndexDim + int64_t{sizeof(float)});
+// Steps of few tokens: queries are prepared where they are used, rows are shared out.
+bool IsDecode(int num_tokens, int num_heads) {
+  return num_tokens <= kMaxIndexDecodeTokens && HeadRows(num_heads) == 64;
 }
 int64_t ScoreStride(int max_entries) { return (int64_t{max_entries} + 63) / 64 * 64; }
+// Besides the scores: a row's candidates and bits, or the queries.
+int64_t FixedBytes(int num_tokens, int num_heads, int max_entries) {
+  if (IsDecode(num_tokens, num_heads)) {
+    return num_tokens * (kTopkCandidates * 8 + ScoreStride(max_entries) / 8);
+  }
+  return int64_t{num_tokens} * HeadRows(num_heads) * (kIndexDim + int64_t{sizeof(float)});
+}
+
+void SelectDecode(const CudaIndexSelectParams& p, IndexScoreParams score, SelectParams select,
+                  device::Stream& stream) {
+  score.num_tokens = p.batch.num_tokens;
+  score.counters = reinterpret_cast<TopkCounters*>(p.counters);
+  LaunchScores<64, 1, 4>(score, stream);
+  SharedRows rows{.counters = score.counters,
+                  .candidates = reinterpret_cast<uint64_t*>(p.workspace)};
+  rows.bits =
+      reinterpret_cast<uint32_t*>(rows.candidates + int64_t{p.batch.num_tokens} * kTopkCandidates);
+  const int parts = std::clamp(2 * kMultiprocessors / p.batch.num_tokens, 1,
+                               (p.max_entries + kEntriesOfPart - 1) / kEntriesOfPart);
+  LaunchKernel(SelectSharedKernel, dim3(parts, p.batch.num_tokens), kTopkThreads,
+               TopkSharedBytes(p.max_entries), stream, select, rows);
+}
+
+void SelectRounds(const CudaIndexSelectParams& p, IndexScoreParams score, SelectParams select,
+                  int64_t round_tokens, device::Stream& stream) {
+  const int num_tokens = p.batch.num_tokens, head_rows = HeadRows(p.num_heads);
+  score.queries.codes = reinterpret_cast<uint8_t*>(p.workspace);
+  score.queries.weights =
+      reinterpret_cast<float*>(p.workspace + int64_t{num_tokens} * head_rows * kIndexDim);
+  LaunchKernel(IndexQueryKernel, (num_tokens * head_rows + 7) / 8, kQueryThreads, 0, stream, p,
+               score.queries, head_rows);
+  for (int first = 0; first < num_tokens; first += score.num_tokens) {
+    score.first_token = select.first_token = first;
+    score.num_tokens = static_cast<int>(std::min<int64_t>(round_tokens, num_tokens - first));
+    if (head_rows == 8) {
+      LaunchScores<8, 8, 4>(score, stream);
+    } else {
+      LaunchScores<64, 2, 3>(score, stream);
+    }
+    LaunchKernel(SelectKernel, score.num_tokens, kTopkThreads, TopkSharedBytes(p.max_entries),
+                 stream, select);
+  }
+}
 
 }  // namespace
 
+int64_t IndexCountersBytes() { return kMaxIndexDecodeTokens * int64_t{sizeof(TopkCounters)}; }
 int64_t IndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries) {
-  return QueryBytes(num_tokens, num_heads) + num_tokens * ScoreStride(max_entries) * 4;
+  return FixedBytes(num_tokens, num_heads, max_entries) + num_tokens * ScoreStride(max_entries) * 4;
 }
 int64_t MinIndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries) {
-  return QueryBytes(num_tokens, num_heads) + ScoreStride(max_entries) * 4;
+  const int rows = IsDecode(num_tokens, num_heads) ? num_tokens : 1;
+  return FixedBytes(num_tokens, num_heads, max_entries) + rows * ScoreStride(max_entries) * 4;
 }
 
 void Launch(const CudaIndexSelectParams& p, device::Stream& stream) {
@@ -157,34 +190,16 @@ void Launch(const CudaIndexSelectParams& p, device::Stream& stream) {
   }
   CHECK_LE(p.num_heads, 64);
   CHECK_EQ(p.keys.entries_per_page, kIndexTile);
-  const int head_rows = HeadRows(p.num_heads);
-  IndexQueries queries{reinterpret_cast<uint8_t*>(p.workspace), nullptr};
-  queries.weights =
-      reinterpret_cast<float*>(p.workspace + int64_t{num_tokens} * head_rows * kIndexDim);
-  LaunchKernel(IndexQueryKernel, (num_tokens * head_rows + 7) / 8, kQueryThreads, 0, stream, p,
-               queries, head_rows);
-  const int64_t query_bytes = QueryBytes(num_tokens, p.num_heads);
-  IndexScoreParams score{.batch = p.batch,
-                         .keys = p.keys,
-                         .queries = queries,
-                         .topk = p.topk,
-                         .scores = reinterpret_cast<float*>(p.workspace + query_bytes),
+  CHECK_GE(p.workspace_bytes, MinIndexWorkspaceBytes(num_tokens, p.num_heads, p.max_entries));
+  const int64_t fixed = FixedBytes(num_tokens, p.num_heads, p.max_entries);
+  IndexScoreParams score{.in = p,
+                         .queries = {},
+                         .scores = reinterpret_cast<float*>(p.workspace + fixed),
                          .stride = ScoreStride(p.max_entries)};
-  const int64_t fitting = (p.workspace_bytes - query_bytes) / (score.stride * 4);
-  CHECK_GE(fitting, 1);
   select.scores = score.scores;
   select.stride = score.stride;
-  for (int first = 0; first < num_tokens; first += score.num_tokens) {
-    score.first_token = select.first_token = first;
-    score.num_tokens = static_cast<int>(std::min<int64_t>(fitting, num_tokens - first));
-    if (p.dtype == IndexKeyDType::kFp4) {
-      LaunchScores<IndexKeyDType::kFp4>(score, head_rows, p.max_entries, stream);
-    } else {
-      LaunchScores<IndexKeyDType::kFp8>(score, head_rows, p.max_entries, stream);
-    }
-    LaunchKernel(SelectKernel, score.num_tokens, kTopkThreads, TopkSharedBytes(p.max_entries),
-                 stream, select);
-  }
+  if (IsDecode(num_tokens, p.num_heads)) return SelectDecode(p, score, select, stream);
+  SelectRounds(p, score, select, (p.workspace_bytes - fixed) / (score.stride * 4), stream);
 }
 
 }  // namespace fathom::kernels

@@ -35,9 +35,16 @@ struct CudaIndexSelectParams {
   int max_entries = 0;  // no token sees more
   std::byte* workspace = nullptr;
   int64_t workspace_bytes = 0;
+  // IndexCountersBytes, zero before the first launch; every launch leaves them zero. Launches that
+  // may run at the same time need their own.
+  std::byte* counters = nullptr;
   int32_t* selected = nullptr;  // [num_tokens, topk], ascending
   int32_t* counts = nullptr;    // [num_tokens]
 };
+
+// Up to this many tokens a step counts as decode: their scores are all kept at once.
+inline constexpr int kMaxIndexDecodeTokens = 132;
+int64_t IndexCountersBytes();
 
 // What num_tokens need when all their scores are kept at once, and the least that works (tokens are
 // then scored in several rounds).

@@ -63,6 +63,7 @@ class IndexSelectCudaTest : public CudaTest {
     const int64_t least = MinIndexWorkspaceBytes(tokens + padding, heads, max_entries);
     const int64_t most = IndexWorkspaceBytes(tokens + padding, heads, max_entries);
     const auto workspace = Poisoned(std::max(least, least + (most - least) / shape.rounds));
+    const auto counters = Upload(std::vector<uint8_t>(IndexCountersBytes(), 0));
     CudaIndexSelectParams p;
     p.batch = batch.OnDevice(upload, keep, padding);
     p.q = As<const __nv_bfloat16>(gpu_q);
@@ -77,9 +78,12 @@ class IndexSelectCudaTest : public CudaTest {
     p.max_entries = max_entries;
     p.workspace = workspace.data();
     p.workspace_bytes = workspace.bytes();
+    p.counters = counters.data();
     p.selected = As<int32_t>(selected);
     p.counts = As<int32_t>(counts);
     Launch(p, *gpu_stream_);
+    const auto left = Download<uint8_t>(counters);
+    EXPECT_TRUE(std::all_of(left.begin(), left.end(), [](uint8_t b) { return b == 0; }));
     const auto gpu_selected = Download<int32_t>(selected), gpu_counts = Download<int32_t>(counts);
 
     Launch(IndexQueryParams<BFloat16>{.q = q.data(),

@@ -1,7 +1,8 @@
 // The exact topk of a row of scores by one block: higher score first, then the lower entry; the
 // chosen entries come out ascending. A histogram of 4096 monotone bins finds the bin of the k-th
 // score; entries of higher bins are chosen at once, those of that bin are chosen by radix selection
-// on (score, entry). Chosen entries are bits in shared memory. Device code only.
+// on (score, entry). Chosen entries are bits in shared memory. A long row may be shared out:
+// several blocks sort its entries by bin, the last of them does the rest. Device code only.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -39,6 +40,14 @@ struct TopkShared {
   int chosen_bin;  // of the k-th
   int missing;     // how many of that bin are chosen
 };
+// What the blocks of a shared row have in common, in device memory; zero between rows.
+struct TopkCounters {
+  int bins[kTopkBins];
+  int num_candidates;
+  int num_done;  // blocks
+  int unused[2];
+};
+
 // The bits of `entries` entries follow.
 inline size_t TopkSharedBytes(int entries) {
   return sizeof(TopkShared) + static_cast<size_t>((entries + 31) / 32) * 4;
@@ -73,12 +82,54 @@ class TopkRow {
   __device__ void Run(int32_t* selected) {
     CountBins();
     FindBin(kTopkBins, topk_);
-    ChooseHigherBins();
+    SortByBin(0, num_words(), bits_);
+    ChooseFromBin();
+    Emit(selected);
+  }
+
+  // One block's part of a row whose bins are counted: words of 32 entries [first, end). True for
+  // the last of `parts` blocks, which must Finish. `bits` and `candidates` are the row's, in device
+  // memory.
+  __device__ bool RunPart(TopkCounters& counters, int first, int end, int parts, uint32_t* bits,
+                          uint64_t* candidates) {
+    for (int i = threadIdx.x; i < kTopkBins; i += kTopkThreads) s_.bins[i] = counters.bins[i];
+    if (threadIdx.x == 0) s_.num_candidates = 0;
+    __syncthreads();
+    FindBin(kTopkBins, topk_);
+    SortByBin(first, end, bits);
+    const int mine = s_.num_candidates;
+    __shared__ int start, place;
+    if (threadIdx.x == 0) start = atomicAdd(&counters.num_candidates, mine);
+    __syncthreads();
+    for (int i = threadIdx.x; i < min(mine, kTopkCandidates); i += kTopkThreads) {
+      if (start + i < kTopkCandidates) candidates[start + i] = s_.candidates[i];
+    }
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) place = atomicAdd(&counters.num_done, 1);
+    __syncthreads();
+    __threadfence();
+    return place == parts - 1;
+  }
+  __device__ void Finish(TopkCounters& counters, const uint32_t* bits, const uint64_t* candidates,
+                         int32_t* selected) {
+    const int count = __ldcg(&counters.num_candidates);
+    for (int i = threadIdx.x; i < num_words(); i += kTopkThreads) bits_[i] = __ldcg(bits + i);
+    for (int i = threadIdx.x; i < min(count, kTopkCandidates); i += kTopkThreads) {
+      s_.candidates[i] = __ldcg(reinterpret_cast<const unsigned long long*>(candidates + i));
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) s_.num_candidates = count;
+    for (int i = threadIdx.x; i < kTopkBins; i += kTopkThreads) counters.bins[i] = 0;
+    if (threadIdx.x == 0) counters.num_candidates = counters.num_done = 0;
+    __syncthreads();
     ChooseFromBin();
     Emit(selected);
   }
 
  private:
+  __device__ int num_words() const { return (size_ + 31) / 32; }
+
   __device__ void CountBins() {
     for (int i = threadIdx.x; i < kTopkBins; i += kTopkThreads) s_.bins[i] = 0;
     if (threadIdx.x == 0) s_.num_candidates = 0;
@@ -109,15 +160,16 @@ class TopkRow {
     __syncthreads();
   }
 
-  __device__ void ChooseHigherBins() {
+  // Entries of higher bins become bits, those of the chosen bin candidates.
+  __device__ void SortByBin(int first, int end, uint32_t* bits) {
     const int lane = threadIdx.x % 32, bin = s_.chosen_bin;
 #pragma unroll 4
-    for (int word = threadIdx.x / 32; word < (size_ + 31) / 32; word += kTopkThreads / 32) {
+    for (int word = first + threadIdx.x / 32; word < end; word += kTopkThreads / 32) {
       const int i = word * 32 + lane;
       const uint32_t ordered = i < size_ ? OrderedScore(scores_[i]) : 0;
       const int mine = i < size_ ? ScoreBin(ordered) : -1;
       const uint32_t higher = __ballot_sync(0xffffffffu, mine > bin);
-      if (lane == 0) bits_[word] = higher;
+      if (lane == 0) bits[word] = higher;
       if (mine == bin) {
         const int slot = atomicAdd(&s_.num_candidates, 1);
         if (slot < kTopkCandidates) s_.candidates[slot] = RankKey(ordered, i);
@@ -171,7 +223,7 @@ class TopkRow {
   }
 
   __device__ void Emit(int32_t* selected) const {
-    const int words = (size_ + 31) / 32;
+    const int words = num_words();
     const int per_thread = (words + kTopkThreads - 1) / kTopkThreads;
     const int first = threadIdx.x * per_thread, end = min(first + per_thread, words);
     int count = 0, total;

@@ -92,8 +92,9 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
   const int first = split * splits.tiles_per_split;
   const int end = min(first + splits.tiles_per_split, splits.num_tiles);
   __syncthreads();
+  // 2 * 200 + 104 is 3 * 168, what the block is given: more would wait for ever.
   if (threadIdx.x >= kConsumers) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 112;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
     KeyProducer(keys, first, end, SharedAddress(shared.keys), shared.producer, shared.full,
                 shared.empty, threadIdx.x - kConsumers)
         .Run();
