@@ -118,7 +118,7 @@ Status EngineLoop::RunSteps() {
 Status EngineLoop::RunStep() {
   const TimePoint begin = clock_.Now();
   batch_ = scheduler_.Schedule();
-  const bool has_work = !batch_.sequences.empty();
+  const bool has_work = !batch_.empty();
   if (has_work) worker_.Start(batch_);
   // A reader of a last event finds its request gone from the state.
   PublishState();
@@ -126,15 +126,14 @@ Status EngineLoop::RunStep() {
   if (!has_work) return OkStatus();
   MarkScheduled();
   ASSIGN_OR_RETURN(const request::StepResult result, worker_.Wait());
-  metrics_.OnStep(batch_.num_tokens());
+  if (!batch_.sequences.empty()) metrics_.OnStep(batch_.num_tokens());
   output_time_ = clock_.Now();
   outputs_ = scheduler_.Commit(result, output_time_ - begin);
   return OkStatus();
 }
 
 void EngineLoop::TakeCommands() {
-  const bool idle = scheduler_.num_running() + scheduler_.num_waiting() == 0 && outputs_.empty();
-  if (idle) {
+  if (!scheduler_.HasWork() && outputs_.empty()) {
     std::optional<Command> command = commands_.Pop();
     throughput_log_.Restart(clock_.Now(), metrics_.num_prompt_tokens(),
                             metrics_.num_generation_tokens());
@@ -225,7 +224,7 @@ void EngineLoop::Forget(RequestId id) {
 void EngineLoop::PublishState() {
   const EngineStats stats{.num_running = scheduler_.num_running(),
                           .num_waiting = scheduler_.num_waiting(),
-                          .kv_cache_usage = scheduler_.kv_cache_usage(),
+                          .kv_cache_usage = scheduler_.cache().usage(),
                           .healthy = true};
   metrics_.SetState(stats.num_running, stats.num_waiting, stats.kv_cache_usage,
                     scheduler_.num_preemptions(), scheduler_.session_spread_seconds());

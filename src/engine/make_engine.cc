@@ -71,9 +71,8 @@ Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
       .max_logits_rows = max_logits_rows,
       .max_model_len = options.limits.max_model_len,
       .vocab_size = options.vocab_size,
-      .sliding_window = options.sliding_window,
       .eos_token_ids = options.eos_token_ids,
-      .pools = pools};
+      .cache = {.pools = pools, .sliding_window = options.sliding_window, .enabled = false}};
   const EngineLoopOptions loop_options{
       .model_name = options.model_name,
       .max_live_requests = options.limits.max_num_seqs + options.max_queue};

@@ -20,8 +20,8 @@ constexpr double kLeastSecondsPerToken = 1e-7;
 Scheduler::Scheduler(const SchedulerOptions& options)
     : options_(options),
       max_model_len_(std::min(options.max_model_len,
-                              int64_t{options.pools.num_blocks} * kv_cache::kBlockTokens)),
-      pool_(options.pools, options.sliding_window),
+                              int64_t{options.cache.pools.num_blocks} * kv_cache::kBlockTokens)),
+      cache_(options.cache),
       pacer_(options.decode_floor) {
   CHECK_GE(options.max_num_seqs, 1);
   CHECK_GE(options.max_num_batched_tokens, options.max_num_seqs);
@@ -59,8 +59,9 @@ void Scheduler::Submit(request::Request request) {
   sequence->token_ids = sequence->request.prompt_token_ids;
   sequence->num_prompt_tokens = sequence->num_tokens();
   sequence->session = sessions_.Join(sequence->request.session);
-  sequence->finish_tag =
-      sequence->session->virtual_seconds + pacer_.PrefillSeconds(sequence->num_tokens());
+  sequence->finish_tag = sequence->session->virtual_seconds +
+                         pacer_.PrefillSeconds(sequence->num_tokens() -
+                                               cache_.NumCachedTokens(MakeAdmitRequest(*sequence)));
   if (sequence->request.deadline) deadlines_.emplace(*sequence->request.deadline, id);
   waiting_.insert(sequence.get());
   CHECK(sequences_.emplace(id, std::move(sequence)).second);
@@ -93,7 +94,7 @@ std::vector<SequenceOutput> Scheduler::EndExpired(TimePoint now) {
 }
 
 void Scheduler::Finish(Sequence& sequence) {
-  pool_.Release(sequence.block_table);
+  cache_.Release(sequence.kv, sequence.token_ids, sequence.num_computed_tokens);
   sessions_.Leave(*sequence.session);
   if (sequence.request.deadline) {
     deadlines_.erase({*sequence.request.deadline, sequence.request.id});
@@ -102,10 +103,6 @@ void Scheduler::Finish(Sequence& sequence) {
   running_.erase(&sequence);
   waiting_.erase(&sequence);
   sequences_.erase(sequence.request.id);
-}
-
-double Scheduler::kv_cache_usage() const {
-  return static_cast<double>(pool_.blocks().num_used()) / pool_.blocks().capacity();
 }
 
 double Scheduler::session_spread_seconds() const {
@@ -121,6 +118,7 @@ std::vector<SequenceOutput> Scheduler::Commit(const request::StepResult& result,
                                               Duration step_time) {
   CHECK_EQ(result.step, step_);
   CHECK_EQ(result.sequences.size(), in_flight_.size());
+  cache_.OnStoreEvents(result.store_events);
   ChargeSessions(Seconds(step_time));
   std::vector<SequenceOutput> outputs;
   for (size_t i = 0; i < in_flight_.size(); ++i) {
@@ -128,10 +126,12 @@ std::vector<SequenceOutput> Scheduler::Commit(const request::StepResult& result,
     const request::SequenceResult& sequence_result = result.sequences[i];
     CHECK_EQ(sequence_result.request_id, sequence.request.id);
     CollectPromptLogprobs(sequence, sequence_result);
-    sequence.num_computed_tokens += in_flight_[i].num_tokens;
-    pool_.ReleaseUnreachable(sequence.block_table, sequence.num_computed_tokens);
+    if (sequence_result.status.ok()) sequence.num_computed_tokens += in_flight_[i].num_tokens;
     SequenceOutput output{.request_id = sequence.request.id, .event = {}};
     CommitTokens(sequence, sequence_result, output.event);
+    if (sequence_result.status.ok()) {
+      cache_.OnComputed(sequence.kv, sequence.token_ids, sequence.num_computed_tokens);
+    }
     const bool finished = output.event.finish_reason.has_value();
     if (finished) Finish(sequence);
     if (finished || !output.event.token_ids.empty()) outputs.push_back(std::move(output));
@@ -174,6 +174,7 @@ void Scheduler::CollectPromptLogprobs(Sequence& sequence, const request::Sequenc
 
 void Scheduler::CommitTokens(Sequence& sequence, const request::SequenceResult& result,
                              request::TokenEvent& event) {
+  event.num_cached_tokens = static_cast<int>(sequence.num_cached_tokens);
   if (!result.status.ok()) {
     event.finish_reason = request::FinishReason::kError;
     event.error = result.status;

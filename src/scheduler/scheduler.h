@@ -9,10 +9,11 @@
 // A prompt is admitted when the history blocks of all of it and of its next token are free, and a
 // block for each running sequence that will need one more: it then needs only window pages until it
 // decodes. The first in order that does not fit holds up those behind it, so memory comes together
-// for it.
+// for it; one whose prefix is on its way (from disk, or computed by another) holds up nobody. What
+// the prefix cache has of a prompt is not run, and does not count for its place in line.
 //
 // Preemption frees a sequence's memory; it is computed anew later, from its prompt and its output
-// so far. Two cases:
+// so far, as far as the prefix cache does not have them. Two cases:
 //  - A decode finds no block. The victim is of the lowest priority, then of a session beyond its
 //    equal share, then the newest. The first in order of priority and arrival is never one and fits
 //    alone, so every step makes progress.
@@ -30,7 +31,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "kv_cache/block_pool.h"
+#include "kv_cache/prefix_cache.h"
 #include "request/scheduled_batch.h"
 #include "scheduler/sequence.h"
 #include "scheduler/session_clocks.h"
@@ -46,9 +47,8 @@ struct SchedulerOptions {
   int max_logits_rows = 0;
   int64_t max_model_len = 0;
   int vocab_size = 0;
-  int sliding_window = 128;
   std::vector<int32_t> eos_token_ids;
-  kv_cache::PoolSizes pools;
+  kv_cache::PrefixCacheOptions cache;
   // The share of their solo speed that decodes keep while prompts run, below 1; 0: prompts first.
   double decode_floor = 0.7;
 };
@@ -76,8 +76,8 @@ class Scheduler {
   // Ends the requests whose deadline is over, with kError. Not between Schedule and Commit.
   std::vector<SequenceOutput> EndExpired(TimePoint now);
 
-  // The next step; empty when nothing waits or runs. Its views live until Commit, which must come
-  // next.
+  // The next step; empty when there is nothing to do. Its views live until Commit, which must come
+  // next. A step without sequences may move memory.
   request::ScheduledBatch Schedule();
 
   // Takes the step's tokens, and how long it took. Returns the events of the requests that have
@@ -87,13 +87,16 @@ class Scheduler {
   int num_running() const { return static_cast<int>(running_.size()); }
   int num_waiting() const { return static_cast<int>(waiting_.size()); }
   uint64_t num_preemptions() const { return num_preemptions_; }
-  double kv_cache_usage() const;  // share of the history blocks in use
+  // Whether Schedule could give something to do.
+  bool HasWork() const { return !sequences_.empty() || cache_.HasWork(); }
   // Device time by which the live session that had most is ahead of the one that had least.
   double session_spread_seconds() const;
   // Prompt plus output that one sequence may have: the model's limit, or less where the pool is
   // smaller.
   int64_t max_model_len() const { return max_model_len_; }
-  const kv_cache::BlockPool& pool() const { return pool_; }
+  const kv_cache::PrefixCache& cache() const { return cache_; }
+  // Forgets what no running sequence uses.
+  void ClearCache() { cache_.Clear(); }
 
  private:
   // step_plan.cc
@@ -103,7 +106,8 @@ class Scheduler {
   void PlanStep(Step& step);
   void AddDecodes(Step& step);
   void AddPrefills(Step& step);
-  bool Admit(Sequence& sequence);
+  kv_cache::AdmitRequest MakeAdmitRequest(const Sequence& sequence) const;
+  kv_cache::Admission::Outcome Admit(Sequence& sequence);
   bool WillGrow(const Sequence& sequence) const;
   int64_t NumGrowing() const;
   int64_t ChunkSize(const Step& step, const Sequence& sequence) const;
@@ -122,7 +126,7 @@ class Scheduler {
 
   const SchedulerOptions options_;
   const int64_t max_model_len_;
-  kv_cache::BlockPool pool_;
+  kv_cache::PrefixCache cache_;
   StepPacer pacer_;
   SessionClocks sessions_;
   std::unordered_map<request::RequestId, std::unique_ptr<Sequence>> sequences_;

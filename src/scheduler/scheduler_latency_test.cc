@@ -95,7 +95,8 @@ class Server {
     options.max_logits_rows = 64;
     options.max_model_len = 1 << 20;
     options.vocab_size = 1000;
-    options.pools = {.num_blocks = 4000, .num_window_pages = 1000, .num_state_slots = 64};
+    options.cache.pools = {.num_blocks = 4000, .num_window_pages = 1000, .num_state_slots = 64};
+    options.cache.enabled = false;
     return options;
   }
   static request::Request MakeRequest(request::RequestId id, int num_tokens, int max_tokens) {

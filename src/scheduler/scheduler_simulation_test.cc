@@ -1,17 +1,18 @@
-// Random arrivals, cancels, deadlines and shortages of memory, over a runtime that only remembers
-// (testing/remembering_runtime.h) and whose time is virtual.
+// Random arrivals, cancels, deadlines and shortages of memory, over a simulated memory that finds
+// out a step which would read anything but its own past, and on a virtual clock.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <map>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
+#include "kv_cache/testing/simulated_memory.h"
 #include "scheduler/scheduler.h"
-#include "scheduler/testing/remembering_runtime.h"
 
 namespace fathom::scheduler {
 namespace {
@@ -19,8 +20,63 @@ namespace {
 constexpr int kVocab = 64;
 constexpr int32_t kEos = 1;
 
+// Runs batches; what a sequence samples depends on its tokens alone.
+class Runtime {
+ public:
+  explicit Runtime(const SchedulerOptions& options) : options_(options), memory_(options.cache) {}
+
+  request::StepResult Run(const request::ScheduledBatch& batch) {
+    CheckBatch(batch);
+    memory_.Run(batch.transfers);
+    request::StepResult result;
+    result.step = batch.step;
+    for (const auto& s : batch.sequences) {
+      RunTokens(s);
+      request::SequenceResult r;
+      r.request_id = s.request_id;
+      if (s.sample) r.sampled_token_ids = {NextToken(s.all_token_ids)};
+      result.sequences.push_back(std::move(r));
+    }
+    result.store_events = memory_.TakeEvents();
+    return result;
+  }
+
+ private:
+  static int32_t NextToken(std::span<const int32_t> token_ids) {
+    uint64_t h = token_ids.size();
+    for (const int32_t id : token_ids.last(std::min<size_t>(8, token_ids.size()))) {
+      h = (h ^ static_cast<uint64_t>(id + 1)) * 0xff51afd7ed558ccdu;
+    }
+    return static_cast<int32_t>((h >> 33) % kVocab);
+  }
+
+  void RunTokens(const request::ScheduledSequence& s) {
+    ASSERT_EQ(memory_.Step(s.block_table, s.all_token_ids, s.num_computed_tokens,
+                           static_cast<int64_t>(s.token_ids.size())),
+              "")
+        << "request " << s.request_id;
+  }
+
+  void CheckBatch(const request::ScheduledBatch& batch) {
+    ASSERT_LE(batch.num_tokens(), options_.max_num_batched_tokens);
+    ASSERT_LE(static_cast<int>(batch.sequences.size()), options_.max_num_seqs);
+    std::set<int32_t> slots;
+    for (const auto& s : batch.sequences) {
+      ASSERT_FALSE(s.token_ids.empty());
+      const auto end = static_cast<size_t>(s.num_computed_tokens) + s.token_ids.size();
+      ASSERT_LE(end, s.all_token_ids.size());
+      ASSERT_EQ(s.token_ids.data(), s.all_token_ids.data() + s.num_computed_tokens);
+      ASSERT_EQ(s.sample, end == s.all_token_ids.size());
+      ASSERT_TRUE(slots.insert(s.block_table.state_slot).second);
+    }
+  }
+
+  const SchedulerOptions options_;
+  kv_cache::SimulatedMemory memory_;
+};
+
 struct Outcome {
-  std::vector<int32_t> token_ids;
+  std::vector<int32_t> all_token_ids;
   std::optional<request::FinishReason> finish_reason;
   bool operator==(const Outcome&) const = default;
 };
@@ -48,13 +104,19 @@ class Simulation {
       Step();
       if (testing::Test::HasFatalFailure()) return;
     }
-    EXPECT_TRUE(scheduler_.pool().IsEmpty());
-    EXPECT_TRUE(scheduler_.pool().IsIntact());
-    EXPECT_TRUE(scheduler_.Schedule().sequences.empty());
+    EXPECT_EQ(scheduler_.cache().usage(), 0);
+    scheduler_.ClearCache();
+    for (int steps = 0; scheduler_.HasWork(); ++steps) {
+      ASSERT_LT(steps, 1000) << "work without end";
+      Step();
+    }
+    EXPECT_TRUE(scheduler_.cache().pool().IsEmpty());
+    EXPECT_TRUE(scheduler_.cache().pool().IsIntact());
   }
 
   const std::map<uint64_t, Outcome>& outcomes() const { return outcomes_; }
   const std::vector<uint64_t>& trace() const { return trace_; }
+  int64_t num_cached_tokens() const { return num_cached_tokens_; }
   uint64_t num_preemptions() const { return scheduler_.num_preemptions(); }
 
  private:
@@ -65,23 +127,40 @@ class Simulation {
     options.max_logits_rows = options.max_num_seqs + static_cast<int>(random_() % 4);
     options.max_model_len = 200 + random_() % 1500;
     options.vocab_size = kVocab;
-    options.sliding_window = RememberingRuntime::kWindow;
     options.eos_token_ids = {kEos};
-    const auto min_pages =
-        static_cast<int32_t>(kv_cache::MaxWindowPages(RememberingRuntime::kWindow, 1));
-    options.pools = {.num_blocks = 1 + static_cast<int32_t>(random_() % 12),
-                     .num_window_pages = min_pages + static_cast<int32_t>(random_() % 16),
-                     .num_state_slots = 1 + static_cast<int32_t>(random_() % options.max_num_seqs)};
+    const int window = options.cache.sliding_window;
+    const auto min_pages = static_cast<int32_t>(kv_cache::MaxWindowPages(window, 1));
+    options.cache.pools = {
+        .num_blocks = 1 + static_cast<int32_t>(random_() % (random_() % 2 == 0 ? 8 : 32)),
+        .num_window_pages = min_pages + static_cast<int32_t>(random_() % 32),
+        .num_state_slots = 1 + static_cast<int32_t>(random_() % (2 * options.max_num_seqs)),
+        .num_snapshots = static_cast<int32_t>(random_() % 6)};
+    options.cache.enabled = random_() % 5 != 0;
+    options.cache.retention_interval = 256 * static_cast<int64_t>(random_() % 4);
+    if (random_() % 2 == 0) {
+      options.cache.num_host_blocks = 2 + static_cast<int32_t>(random_() % 12);
+      options.cache.num_host_snapshots = 1 + static_cast<int32_t>(random_() % 6);
+      options.cache.disk_bytes = random_() % 2 == 0 ? 2000 : 0;
+      options.cache.block_bytes = options.cache.snapshot_bytes = 100;
+    }
     options.decode_floor = random_() % 4 == 0 ? 0 : 0.7;
     return options;
   }
 
   void Arrive() {
     request::Request request;
-    request.id = ++last_id_;
+    request.id = last_id_ + 1;
     const int64_t limit = scheduler_.max_model_len() + 20;
     const auto length = 1 + static_cast<int64_t>(random_()) % (random_() % 4 == 0 ? limit : 40);
-    for (int64_t i = 0; i < length; ++i) {
+    // Most begin as an earlier request did, or with all of its prompt and answer.
+    if (!outcomes_.empty() && random_() % 4 != 0) {
+      request.prompt_token_ids = outcomes_.at(1 + random_() % last_id_).all_token_ids;
+      if (random_() % 2 == 0) {
+        request.prompt_token_ids.resize(random_() % (1 + request.prompt_token_ids.size()));
+      }
+    }
+    const int64_t num_new = random_() % 3 == 0 ? length % 2 : length;
+    for (int64_t i = 0; i < num_new; ++i) {
       request.prompt_token_ids.push_back(static_cast<int32_t>(random_() % kVocab));
     }
     request.sampling.max_tokens = 1 + static_cast<int>(random_() % 300);
@@ -89,11 +168,12 @@ class Simulation {
     if (random_() % 5 == 0) request.sampling.num_prompt_logprobs = 1;
     request.priority = random_() % 4 == 0 ? static_cast<int>(random_() % 3) : 0;
     if (random_() % 2 == 0) request.session = std::to_string(random_() % 4);
+    if (random_() % 4 == 0) request.cache_salt = "salt";
     if (random_() % 8 == 0) {
       request.deadline = clock_.Now() + std::chrono::milliseconds(random_() % 5000);
     }
     if (!scheduler_.Validate(request).ok()) return;
-    outcomes_[request.id];
+    outcomes_[++last_id_].all_token_ids = request.prompt_token_ids;
     scheduler_.Submit(std::move(request));
   }
 
@@ -108,8 +188,9 @@ class Simulation {
     for (const SequenceOutput& output : outputs) {
       Outcome& outcome = outcomes_.at(output.request_id);
       ASSERT_FALSE(outcome.finish_reason);
-      outcome.token_ids.insert(outcome.token_ids.end(), output.event.token_ids.begin(),
-                               output.event.token_ids.end());
+      outcome.all_token_ids.insert(outcome.all_token_ids.end(), output.event.token_ids.begin(),
+                                   output.event.token_ids.end());
+      num_cached_tokens_ += output.event.finish_reason ? output.event.num_cached_tokens : 0;
       outcome.finish_reason = output.event.finish_reason;
       num_finished_ += outcome.finish_reason ? 1 : 0;
     }
@@ -118,12 +199,14 @@ class Simulation {
   void Step() {
     Take(scheduler_.EndExpired(clock_.Now()));
     const auto batch = scheduler_.Schedule();
-    ASSERT_TRUE(scheduler_.pool().IsIntact());
-    if (batch.sequences.empty()) {
+    ASSERT_TRUE(scheduler_.cache().pool().IsIntact());
+    if (batch.empty()) {
       ASSERT_EQ(scheduler_.num_waiting() + scheduler_.num_running(), 0) << "a step does nothing";
     }
-    for (const auto& s : batch.sequences)
+    for (const auto& s : batch.sequences) {
       trace_.push_back(s.request_id * 4096 + s.token_ids.size());
+    }
+    trace_.push_back(batch.transfers.copies.size());
     const auto result = runtime_.Run(batch);
     const Duration step_time = StepTime(batch);
     clock_.Advance(step_time);
@@ -140,23 +223,27 @@ class Simulation {
   const SchedulerOptions options_;
   Scheduler scheduler_;
   VirtualClock clock_;
-  RememberingRuntime runtime_;
+  Runtime runtime_;
   std::map<uint64_t, Outcome> outcomes_;
   std::vector<uint64_t> trace_;
   uint64_t last_id_ = 0;
   size_t num_finished_ = 0;
+  int64_t num_cached_tokens_ = 0;
 };
 
 TEST(SchedulerSimulation, LosesNoMemoryAndStarvesNobodyOverManySeeds) {
   uint64_t num_preemptions = 0;
+  int64_t num_cached_tokens = 0;
   for (uint64_t seed = 0; seed < 1000; ++seed) {
     SCOPED_TRACE(seed);
     Simulation simulation(seed);
     simulation.Run(1000);
     if (HasFatalFailure()) return;
     num_preemptions += simulation.num_preemptions();
+    num_cached_tokens += simulation.num_cached_tokens();
   }
   EXPECT_GT(num_preemptions, 5000u) << "the seeds no longer make memory short";
+  EXPECT_GT(num_cached_tokens, 150'000) << "the seeds no longer share prefixes";
 }
 
 TEST(SchedulerSimulation, TheSameSeedRunsTheSame) {

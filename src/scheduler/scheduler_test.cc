@@ -23,9 +23,9 @@ SchedulerOptions SmallOptions() {
           .max_logits_rows = 100,
           .max_model_len = 2000,
           .vocab_size = 1000,
-          .sliding_window = 128,
           .eos_token_ids = {kEos},
-          .pools = {.num_blocks = 32, .num_window_pages = 64, .num_state_slots = 4},
+          .cache = {.pools = {.num_blocks = 32, .num_window_pages = 64, .num_state_slots = 4},
+                    .enabled = false},
           .decode_floor = 0};
 }
 
@@ -117,7 +117,7 @@ TEST(Scheduler, AdmitsByPriorityThenByArrival) {
 
 TEST(Scheduler, AdmitsAPromptOnlyWhenAllOfItAndTheNextTokenFit) {
   SchedulerOptions options = SmallOptions();
-  options.pools.num_blocks = 3;
+  options.cache.pools.num_blocks = 3;
   Scheduler scheduler(options);
   scheduler.Submit(MakeRequest(1, 300));  // two blocks
   scheduler.Submit(MakeRequest(2, 256));  // exactly one, but the next token needs another
@@ -132,7 +132,7 @@ TEST(Scheduler, AdmitsAPromptOnlyWhenAllOfItAndTheNextTokenFit) {
 
 TEST(Scheduler, LeavesABlockForEachRunningSequenceThatWillGrow) {
   SchedulerOptions options = SmallOptions();
-  options.pools.num_blocks = 3;
+  options.cache.pools.num_blocks = 3;
   options.max_num_batched_tokens = 1000;
   for (const int max_tokens : {7, 8}) {
     Scheduler scheduler(options);
@@ -146,7 +146,7 @@ TEST(Scheduler, LeavesABlockForEachRunningSequenceThatWillGrow) {
 
 TEST(Scheduler, PreemptsTheNewestAndComputesItAnewFromPromptAndOutput) {
   SchedulerOptions options = SmallOptions();
-  options.pools.num_blocks = 2;
+  options.cache.pools.num_blocks = 2;
   options.max_num_batched_tokens = 1000;
   Scheduler scheduler(options);
   scheduler.Submit(MakeRequest(1, 254, 100));
@@ -167,7 +167,7 @@ TEST(Scheduler, PreemptsTheNewestAndComputesItAnewFromPromptAndOutput) {
 
 TEST(Scheduler, PreemptsLowerPriorityEvenWhenItCameFirst) {
   SchedulerOptions options = SmallOptions();
-  options.pools.num_blocks = 2;
+  options.cache.pools.num_blocks = 2;
   options.max_num_batched_tokens = 1000;
   Scheduler scheduler(options);
   auto low = MakeRequest(1, 20, 100);
@@ -181,7 +181,7 @@ TEST(Scheduler, PreemptsLowerPriorityEvenWhenItCameFirst) {
 
 TEST(Scheduler, RefusesWhatCouldNeverRunAndSaysTheLimit) {
   SchedulerOptions options = SmallOptions();
-  options.pools.num_blocks = 2;
+  options.cache.pools.num_blocks = 2;
   const Scheduler scheduler(options);
   EXPECT_EQ(scheduler.max_model_len(), 512);
   EXPECT_TRUE(scheduler.Validate(MakeRequest(1, 511)).ok());
@@ -275,7 +275,7 @@ TEST(Scheduler, ASessionBeyondItsShareOfSlotsMakesRoomForOneWithinItsOwn) {
 TEST(Scheduler, ASessionBeyondItsShareOfMemoryMakesRoomForOneWithinItsOwn) {
   SchedulerOptions options = SmallOptions();
   options.max_num_batched_tokens = 2000;
-  options.pools.num_blocks = 9;
+  options.cache.pools.num_blocks = 9;
   Scheduler scheduler(options);
   SubmitSession(scheduler, "a", {1, 2, 3}, 500);
   Answer(scheduler, scheduler.Schedule());
@@ -288,7 +288,7 @@ TEST(Scheduler, ASessionBeyondItsShareOfMemoryMakesRoomForOneWithinItsOwn) {
 TEST(Scheduler, TheOnlySequenceOfASessionStaysHoweverLargeItIs) {
   SchedulerOptions options = SmallOptions();
   options.max_num_batched_tokens = 2000;
-  options.pools.num_blocks = 8;
+  options.cache.pools.num_blocks = 8;
   Scheduler scheduler(options);
   SubmitSession(scheduler, "a", {1}, 1500);
   Answer(scheduler, scheduler.Schedule());
@@ -342,7 +342,7 @@ request::TokenEvent RunToTheEnd(request::Request request, int32_t token_id, int*
     for (const SequenceOutput& output : Answer(scheduler, scheduler.Schedule(), token_id)) {
       *num_tokens += static_cast<int>(output.event.token_ids.size());
       if (output.event.finish_reason) {
-        EXPECT_TRUE(scheduler.pool().IsEmpty());
+        EXPECT_TRUE(scheduler.cache().pool().IsEmpty());
         EXPECT_EQ(scheduler.num_running() + scheduler.num_waiting(), 0);
         return output.event;
       }
@@ -408,13 +408,13 @@ TEST(Scheduler, CancelFreesMemoryAtOnce) {
   scheduler.Submit(MakeRequest(1, 500));
   scheduler.Submit(MakeRequest(2, 500));
   Answer(scheduler, scheduler.Schedule());
-  EXPECT_GT(scheduler.kv_cache_usage(), 0);
+  EXPECT_GT(scheduler.cache().usage(), 0);
   EXPECT_TRUE(scheduler.Cancel(1));
   EXPECT_TRUE(scheduler.Cancel(2));
   EXPECT_FALSE(scheduler.Cancel(2));
-  EXPECT_TRUE(scheduler.pool().IsEmpty());
+  EXPECT_TRUE(scheduler.cache().pool().IsEmpty());
   EXPECT_TRUE(scheduler.Schedule().sequences.empty());
-  EXPECT_EQ(scheduler.kv_cache_usage(), 0);
+  EXPECT_EQ(scheduler.cache().usage(), 0);
 }
 
 TEST(Scheduler, PromptLogprobsTakeLogitsRowsAndComeWithTheFirstToken) {

@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
+#include "kv_cache/prefix_cache.h"
 #include "request/request.h"
-#include "request/scheduled_batch.h"
 #include "scheduler/session_clocks.h"
 
 namespace fathom::scheduler {
@@ -20,7 +20,9 @@ struct Sequence {
   std::vector<int32_t> token_ids;  // prompt, then output
   int64_t num_prompt_tokens = 0;
   int64_t num_computed_tokens = 0;  // their KV is in the cache
-  request::BlockTable block_table;  // empty while waiting
+  int64_t num_cached_tokens = 0;    // of the prompt, that its first admission found in the cache
+  bool was_admitted = false;
+  kv_cache::SequenceKv kv;
 
   std::shared_ptr<Session> session;
   // Of the session's clock: when an equal split of the device would have run the prompt.

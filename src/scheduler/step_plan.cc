@@ -7,6 +7,8 @@
 
 namespace fathom::scheduler {
 
+using Outcome = kv_cache::Admission::Outcome;
+
 struct Scheduler::Step {
   request::ScheduledBatch batch;
   int64_t num_tokens_left = 0;
@@ -37,6 +39,7 @@ request::ScheduledBatch Scheduler::Schedule() {
     PlanStep(step);
   }
   step.batch.step = ++step_;
+  step.batch.transfers = cache_.TakeTransfers(/*idle=*/step.batch.sequences.empty());
   num_decodes_in_flight_ = step.num_decodes;
   num_prefill_tokens_in_flight_ = step.batch.num_tokens() - step.num_decodes;
   return std::move(step.batch);
@@ -52,7 +55,7 @@ void Scheduler::PlanStep(Step& step) {
 
 void Scheduler::AddDecodes(Step& step) {
   const auto has_room = [this](const Sequence& s) {
-    return pool_.NumRunnable(s.block_table, s.num_computed_tokens, 1) == 1;
+    return cache_.NumRunnable(s.kv, s.num_computed_tokens, 1) == 1;
   };
   for (auto it = running_.begin(); it != running_.end();) {
     Sequence& sequence = **it;
@@ -87,31 +90,49 @@ void Scheduler::AddPrefills(Step& step) {
     if (step.num_tokens_left == 0) return;
     const bool waits = waiting_.count(sequence) > 0;
     if (waits && (blocked_ != nullptr || ChunkSize(step, *sequence) == 0)) continue;
-    if (waits && !Admit(*sequence)) {
-      blocked_ = sequence;
-      continue;
+    if (waits) {
+      const Outcome outcome = Admit(*sequence);
+      if (outcome == Outcome::kNoRoom) blocked_ = sequence;
+      if (outcome != Outcome::kAdmitted) continue;
     }
     const int64_t num_tokens = ChunkSize(step, *sequence);
     if (num_tokens > 0) Add(step, *sequence, num_tokens);
   }
 }
 
-bool Scheduler::Admit(Sequence& sequence) {
-  if (num_running() >= options_.max_num_seqs) return false;
-  const int64_t num_needed = kv_cache::NumBlocksFor(sequence.num_tokens() + 1);
-  if (num_needed + NumGrowing() > pool_.blocks().num_free()) return false;
-  if (!pool_.Admit(sequence.num_tokens() + 1, sequence.block_table)) return false;
+kv_cache::AdmitRequest Scheduler::MakeAdmitRequest(const Sequence& sequence) const {
+  return {.id = sequence.request.id,
+          .session = sequence.request.session,
+          .salt = sequence.request.cache_salt,
+          .token_ids = sequence.token_ids,
+          .num_prompt_tokens = sequence.num_prompt_tokens,
+          .num_tokens = sequence.num_tokens() + 1,
+          .compute_all = sequence.request.sampling.num_prompt_logprobs.has_value() &&
+                         sequence.num_output_tokens() == 0,
+          .num_spare_blocks = 0};
+}
+
+Outcome Scheduler::Admit(Sequence& sequence) {
+  if (num_running() >= options_.max_num_seqs) return Outcome::kNoRoom;
+  kv_cache::AdmitRequest request = MakeAdmitRequest(sequence);
+  request.num_spare_blocks = NumGrowing();
+  const kv_cache::Admission admission = cache_.Admit(request, sequence.kv);
+  if (admission.outcome != Outcome::kAdmitted) return admission.outcome;
+  sequence.num_computed_tokens = admission.num_cached_tokens;
+  if (!std::exchange(sequence.was_admitted, true)) {
+    sequence.num_cached_tokens = admission.num_cached_tokens;
+  }
   sequence.displaced_others = false;
   waiting_.erase(&sequence);
   running_.insert(&sequence);
-  return true;
+  return Outcome::kAdmitted;
 }
 
 // Whether it will need another block before it ends; its last token is never run.
 bool Scheduler::WillGrow(const Sequence& s) const {
   const int64_t longest =
       std::min<int64_t>(s.num_prompt_tokens + s.request.sampling.max_tokens, max_model_len_);
-  const auto num_held = static_cast<int64_t>(s.block_table.blocks.size());
+  const auto num_held = static_cast<int64_t>(s.kv.table.blocks.size());
   return longest - 1 > num_held * kv_cache::kBlockTokens;
 }
 
@@ -128,12 +149,14 @@ int64_t Scheduler::ChunkSize(const Step& step, const Sequence& sequence) const {
   } else if (step.num_rows_left == 0) {
     num_tokens = std::min(num_tokens, sequence.num_remaining() - 1);
   }
-  return pool_.NumRunnable(sequence.block_table, sequence.num_computed_tokens, num_tokens);
+  num_tokens = cache_.NumRunnable(sequence.kv, sequence.num_computed_tokens, num_tokens);
+  return num_tokens <= 0 ? 0
+                         : cache_.ClipChunk(sequence.kv, sequence.num_computed_tokens, num_tokens);
 }
 
 void Scheduler::Add(Step& step, Sequence& sequence, int64_t num_tokens) {
   const bool is_decode = sequence.is_decode() && sequence.num_output_tokens() > 0;
-  pool_.Extend(sequence.block_table, sequence.num_computed_tokens, num_tokens);
+  cache_.Extend(sequence.kv, sequence.num_computed_tokens, num_tokens);
   const int64_t end = sequence.num_computed_tokens + num_tokens;
   const bool sample = end == sequence.num_tokens();
   step.num_decodes += is_decode ? 1 : 0;
@@ -149,7 +172,7 @@ void Scheduler::Add(Step& step, Sequence& sequence, int64_t num_tokens) {
        .all_token_ids = all,
        .num_computed_tokens = static_cast<int32_t>(sequence.num_computed_tokens),
        .sample = sample,
-       .block_table = sequence.block_table});
+       .block_table = sequence.kv.table});
   in_flight_.push_back({&sequence, num_tokens, is_decode});
 }
 
@@ -158,7 +181,7 @@ Scheduler::Shares Scheduler::SharesOfRunning() const {
   for (const Sequence* s : running_) {
     Share& share = shares[s->session.get()];
     ++share.num_running;
-    share.num_blocks += static_cast<int64_t>(s->block_table.blocks.size());
+    share.num_blocks += static_cast<int64_t>(s->kv.table.blocks.size());
   }
   return shares;
 }
@@ -169,7 +192,7 @@ bool Scheduler::IsBeyondShare(const Share& share, bool of_slots) const {
   if (share.num_running <= 1) return false;
   const int64_t num_sessions = std::max(1, sessions_.num_live());
   return of_slots ? share.num_running * num_sessions > options_.max_num_seqs
-                  : share.num_blocks * num_sessions > pool_.blocks().capacity();
+                  : share.num_blocks * num_sessions > cache_.pool().blocks().capacity();
 }
 
 // Of those from `first` on, which are not part of the step yet.
@@ -190,7 +213,7 @@ Sequence* Scheduler::MemoryVictim(std::set<Sequence*, RunsBefore>::iterator firs
 std::vector<Sequence*> Scheduler::VictimsFor(const Sequence& waiting) const {
   const int64_t num_needed = kv_cache::NumBlocksFor(waiting.num_tokens() + 1);
   int64_t slots_short = num_running() + 1 - options_.max_num_seqs;
-  int64_t blocks_short = num_needed + NumGrowing() - pool_.blocks().num_free();
+  int64_t blocks_short = num_needed + NumGrowing() - cache_.pool().blocks().num_available();
   Shares shares = SharesOfRunning();
   Share own = shares[waiting.session.get()];
   ++own.num_running;
@@ -207,7 +230,7 @@ std::vector<Sequence*> Scheduler::VictimsFor(const Sequence& waiting) const {
                       !IsBeyondShare(share, of_slots))) {
       continue;
     }
-    const auto num_blocks = static_cast<int64_t>(candidate->block_table.blocks.size());
+    const auto num_blocks = static_cast<int64_t>(candidate->kv.table.blocks.size());
     --share.num_running;
     share.num_blocks -= num_blocks;
     --slots_short;
@@ -219,7 +242,7 @@ std::vector<Sequence*> Scheduler::VictimsFor(const Sequence& waiting) const {
 }
 
 void Scheduler::Preempt(Sequence& sequence) {
-  pool_.Release(sequence.block_table);
+  cache_.Release(sequence.kv, sequence.token_ids, sequence.num_computed_tokens);
   sequence.num_computed_tokens = 0;
   running_.erase(&sequence);
   waiting_.insert(&sequence);
