@@ -23,13 +23,6 @@ struct Place {
   int64_t token0;
 };
 
-__device__ float Sum(const float* out, int split) {
-  if (split == 1) return *out;
-  float sum = LoadFromBlock(out, 0);
-  for (int rank = 1; rank < split; ++rank) sum += LoadFromBlock(out, static_cast<uint32_t>(rank));
-  return sum;
-}
-
 template <typename Multiplier>
 __device__ void WriteRows(const Place& at, const float* out, int64_t tokens, int split, int rank) {
   constexpr int kPairs = Multiplier::kConsumers / 4;  // of rows: 64 a warpgroup
@@ -40,8 +33,8 @@ __device__ void WriteRows(const Place& at, const float* out, int64_t tokens, int
     const int64_t t = i / kPairs;
     const int row = static_cast<int>(i % kPairs) * 2;
     if (at.row0 + row >= p.w.rows) continue;
-    const float a = Sum(out + t * kStride + row, split);
-    const float b = Sum(out + t * kStride + row + 1, split);
+    const float a = ClusterSum(out + t * kStride + row, split);
+    const float b = ClusterSum(out + t * kStride + row + 1, split);
     const int64_t offset = (at.token0 + t) * p.y_stride + at.row0 + row;
     if (p.output == GemmOutput::kBf16) {
       *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(p.y) + offset) =
@@ -61,30 +54,29 @@ __device__ void WriteFp8(const Place& at, const float* out, int64_t tokens, int 
   for (int64_t t = warp + rank * kWarps; t < tokens; t += kWarps * split) {
     const float* row = out + t * Multiplier::Shared::kOutStride + lane * 4;
     float v[4];
-    for (int i = 0; i < 4; ++i) v[i] = __bfloat162float(__float2bfloat16_rn(Sum(row + i, split)));
+    for (int i = 0; i < 4; ++i) v[i] = RoundBf16(ClusterSum(row + i, split));
     const float largest = WarpMax(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])),
                                         fmaxf(fabsf(v[2]), fabsf(v[3]))));
-    const uint32_t scale = Fp8ScaleByte(largest);
-    const float inverse = InverseScaleOf(scale);
-    const uint32_t codes = Fp8Pair(v[0] * inverse, v[1] * inverse) |
-                           uint32_t{Fp8Pair(v[2] * inverse, v[3] * inverse)} << 16;
+    const uint32_t scale = Fp8Scale(largest);
+    const float inverse = Ue8m0Inverse(scale);
+    const uint32_t codes = Fp8Codes(v[0] * inverse, v[1] * inverse) |
+                           Fp8Codes(v[2] * inverse, v[3] * inverse) << 16;
     const int64_t token = at.token0 + t;
     *reinterpret_cast<uint32_t*>(
         y.codes + Fp8TileOffset(token, at.row0 + lane * 4, y.row_groups)) = codes;
-    if (lane == 0) y.scales[at.row0 / 128 * y.row_groups * 8 + token] = ScaleOf(scale);
+    if (lane == 0) y.scales[at.row0 / 128 * y.row_groups * 8 + token] = Ue8m0Value(scale);
   }
 }
 
 template <int kN, int kRowTiles, int kBlocks, int kStages, bool kWideX>
 __global__ void __launch_bounds__(
-    (TileMultiplier<kN, kRowTiles, kBlocks, kStages, kWideX>::kThreads), 1)
-    GemmKernel(const __grid_constant__ GemmCudaParams params, const __grid_constant__ Grid grid) {
-  using Multiplier = TileMultiplier<kN, kRowTiles, kBlocks, kStages, kWideX>;
+    (TileMultiplier<kN, kRowTiles, 1, kBlocks, kStages, kWideX>::kThreads), 1)
+    GemmKernel(const __grid_constant__ CudaGemmParams params, const __grid_constant__ Grid grid) {
+  using Multiplier = TileMultiplier<kN, kRowTiles, 1, kBlocks, kStages, kWideX>;
   extern __shared__ __align__(1024) std::byte shared[];
   auto& ring = *reinterpret_cast<typename Multiplier::Shared*>(shared);
   Multiplier multiplier(ring);
   multiplier.Init();
-  AllowSuccessor();
 
   const int tile = static_cast<int>(blockIdx.x) / grid.split;
   const int rank = static_cast<int>(blockIdx.x) % grid.split;
@@ -111,6 +103,7 @@ __global__ void __launch_bounds__(
       .scales = p.w.scales == nullptr || p.w.kind == TileKind::kFp4
                     ? nullptr
                     : p.w.scales + at.row0 / 128 * col_blocks,
+      .scales_stride = col_blocks,
       .x = x + (x_block * row_groups + at.token0 / 8) * kTileBytes,
       .x_scales = fp8_x ? p.x_fp8.scales + x_block * row_groups * 8 + at.token0 : nullptr,
       .x_block_bytes = row_groups * kTileBytes,
@@ -120,7 +113,7 @@ __global__ void __launch_bounds__(
 
   const bool consumer = threadIdx.x < Multiplier::kConsumers;
   if (consumer) {
-    float d[Multiplier::kAccumulators];
+    typename Multiplier::Sums d;
     multiplier.Consume(product, d);
     multiplier.StoreSums(d);
   } else {
@@ -142,8 +135,8 @@ __global__ void __launch_bounds__(
 }
 
 template <int kN, int kRowTiles, int kBlocks, int kStages, bool kWideX>
-void Run(const GemmCudaParams& params, device::Stream& stream) {
-  using Multiplier = TileMultiplier<kN, kRowTiles, kBlocks, kStages, kWideX>;
+void Run(const CudaGemmParams& params, device::Stream& stream) {
+  using Multiplier = TileMultiplier<kN, kRowTiles, 1, kBlocks, kStages, kWideX>;
   Grid grid{};
   int64_t smallest = kMaxColBlocks;  // columns of a problem, in 128
   for (int i = 0; i < params.num_problems; ++i) {
@@ -168,7 +161,7 @@ void Run(const GemmCudaParams& params, device::Stream& stream) {
                  sizeof(typename Multiplier::Shared), stream, params, grid);
 }
 
-void Check(const GemmCudaParams& params) {
+void Check(const CudaGemmParams& params) {
   CHECK_LE(params.num_problems, kMaxGemmProblems);
   for (int i = 0; i < params.num_problems; ++i) {
     const GemmProblem& p = params.problems[i];
@@ -185,7 +178,7 @@ void Check(const GemmCudaParams& params) {
 
 }  // namespace
 
-void Launch(const GemmCudaParams& params, device::Stream& stream) {
+void Launch(const CudaGemmParams& params, device::Stream& stream) {
   if (params.num_tokens == 0) return;
   Check(params);
   const int64_t rows = PaddedTokens(params.num_tokens);

@@ -34,7 +34,7 @@ struct GemmProblem {
 
 inline constexpr int kMaxGemmProblems = 6;
 
-struct GemmCudaParams {
+struct CudaGemmParams {
   GemmProblem problems[kMaxGemmProblems];
   int num_problems = 0;
   int64_t num_tokens = 0;  // x tiles hold at least this many, rounded up to PaddedTokens
@@ -50,6 +50,6 @@ inline int64_t PaddedTokens(int64_t num_tokens) {
   return (num_tokens + 127) / 128 * 128;
 }
 
-void Launch(const GemmCudaParams& params, device::Stream& stream);
+void Launch(const CudaGemmParams& params, device::Stream& stream);
 
 }  // namespace fathom::kernels

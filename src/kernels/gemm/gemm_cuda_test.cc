@@ -73,7 +73,8 @@ class GemmCudaTest : public CudaTest {
     const auto bytes = Download<uint8_t>(p.y);
     const auto scales = Download<float>(p.y_scales);
     const auto* y = bytes.data();
-    const double tensor_core = c.kind == TileKind::kFp8 || c.kind == TileKind::kFp4 ? 0x1p-11 : 0x1p-20;
+    const double tensor_core =
+        c.kind == TileKind::kFp8 || c.kind == TileKind::kFp4 ? 0x1p-11 : 0x1p-20;
     for (int64_t t = 0; t < tokens; ++t) {
       for (int64_t n = 0; n < c.rows; ++n) {
         const int64_t group = n / (c.rows / c.groups);
@@ -110,7 +111,7 @@ class GemmCudaTest : public CudaTest {
     for (size_t i = 0; i < cases.size(); ++i) {
       problems.push_back(Make(cases[i], tokens, static_cast<uint32_t>(7 * i + 1)));
     }
-    GemmCudaParams params;
+    CudaGemmParams params;
     for (const Problem& p : problems) params.problems[params.num_problems++] = p.gemm;
     params.num_tokens = tokens;
     Launch(params, *gpu_stream_);

@@ -8,19 +8,9 @@
 #include "base/check.h"
 #include "kernels/activation.h"
 #include "kernels/gemm/gemm.h"
-#include "kernels/simd/simd.h"
+#include "kernels/simd/convert_rows.h"
 
 namespace fathom::kernels {
-
-inline void WidenRow(const BFloat16* in, float* out, int64_t size) {
-  Simd().bf16_to_float(in, out, size);
-}
-inline void WidenRow(const float* in, float* out, int64_t size) { std::copy(in, in + size, out); }
-
-inline void NarrowRow(const float* in, BFloat16* out, int64_t size) {
-  Simd().float_to_bf16(in, out, size);
-}
-inline void NarrowRow(const float* in, float* out, int64_t size) { std::copy(in, in + size, out); }
 
 inline constexpr int kMaxPanelRows = 32;
 

@@ -1,5 +1,6 @@
-// The inner part of every weight product on sm_90a: one block multiplies kRowTiles tiles of 64
-// weight rows (one warpgroup each) by up to kN tokens over a range of column blocks. One warp
+// The inner part of every weight product on sm_90a: one block multiplies kWarpgroups * kTiles
+// consecutive tiles of 64 weight rows by up to kN tokens over a range of column blocks; warpgroup w
+// takes the tiles w, w + kWarpgroups, …. One warp
 // streams weights and activations through a ring in shared memory by bulk copies; the warpgroups
 // multiply: the weights are A of wgmma, the tokens B, so that few tokens waste little.
 // Weights do not depend on earlier kernels: their first stages are fetched before the block waits
@@ -23,7 +24,8 @@ struct TileProduct {
   TileKind kind;
   const std::byte* weights;    // of its first row tile, at the first column block of the matrix
   int64_t row_tile_bytes;      // from one row tile to the next
-  const uint8_t* scales;       // FP8 kinds: of its rows (at most 128); else null
+  const uint8_t* scales;       // FP8 kinds: of its first 128 rows; else null
+  int64_t scales_stride;       // to those of the next 128 rows
   const std::byte* x;          // tiles of its tokens, at the first column block
   const float* x_scales;       // FP8 activations: of its tokens, likewise
   int64_t x_block_bytes;       // from one column block of x to the next
@@ -35,6 +37,7 @@ struct TileProduct {
 // and a column block of x is two of BF16 tiles; else all other kinds.
 template <int kN, int kRowTiles, int kBlocks, int kStages, bool kWideX>
 struct Ring {
+  static constexpr int kScaleRows = (kRowTiles + 1) / 2;
   static constexpr int kWeightBytes = kRowTiles * kBlocks * 8192;
   static constexpr int kXBlockBytes = kN * 128 * (kWideX ? 2 : 1);
   static constexpr int kXBytes = kBlocks * kXBlockBytes;
@@ -43,7 +46,7 @@ struct Ring {
 
   alignas(1024) std::byte stages[kStages][kStageBytes];
   float x_scales[kStages][kBlocks * kN];
-  float weight_scales[kMaxColBlocks];
+  float weight_scales[kScaleRows][kMaxColBlocks];
   uint64_t full[kStages], empty[kStages];
 
   __device__ std::byte* weights(int stage, int row_tile) {
@@ -55,16 +58,18 @@ struct Ring {
   static_assert(kN * kOutStride * 4 <= kStages * kStageBytes);
 };
 
-template <int kN, int kRowTiles, int kBlocks, int kStages, bool kWideX>
+template <int kN, int kWarpgroups, int kTiles, int kBlocks, int kStages, bool kWideX>
 class TileMultiplier {
  public:
+  static constexpr int kRowTiles = kWarpgroups * kTiles;
   using Shared = Ring<kN, kRowTiles, kBlocks, kStages, kWideX>;
-  static constexpr int kConsumers = kRowTiles * 128;
+  static constexpr int kConsumers = kWarpgroups * 128;
   // Many tokens need more registers than all threads could have: the last warpgroup, of which one
   // thread works, gives its own to the others.
   static constexpr bool kMovesRegisters = kN >= 128;
   static constexpr int kThreads = kConsumers + (kMovesRegisters ? 128 : 32);
   static constexpr int kAccumulators = kN / 2;
+  using Sums = float[kTiles][kAccumulators];
 
   __device__ explicit TileMultiplier(Shared& ring) : ring_(ring) {}
 
@@ -88,6 +93,7 @@ class TileMultiplier {
     const int ahead = min(num_stages, kStages);
     for (int i = 0; i < ahead; ++i) FetchWeights(p, i, i);
     WaitForPredecessor();
+    AllowSuccessor();
     for (int i = 0; i < ahead; ++i) FetchX(p, i, i);
     for (int i = ahead; i < num_stages; ++i) {
       const int stage = i % kStages;
@@ -98,9 +104,11 @@ class TileMultiplier {
   }
 
   // The warpgroups: d becomes the sums of (weight row, token) as wgmma.cuh lays them out.
-  __device__ void Consume(const TileProduct& p, float (&d)[kAccumulators]) {
+  __device__ void Consume(const TileProduct& p, Sums& d) {
     if constexpr (kMovesRegisters) asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-    for (float& x : d) x = 0;
+    for (auto& tile : d) {
+      for (float& x : tile) x = 0;
+    }
     if (p.scales != nullptr) LoadWeightScales(p);
     const int num_stages = (p.num_blocks + kBlocks - 1) / kBlocks;
     for (int i = 0; i < num_stages; ++i) {
@@ -117,17 +125,20 @@ class TileMultiplier {
   }
 
   // The warpgroups, after Consume: d into ring.out(), token-major.
-  __device__ void StoreSums(const float (&d)[kAccumulators]) {
+  __device__ void StoreSums(const Sums& d) {
     NamedBarrier(1, kConsumers);
     const int row = static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
     float* out = ring_.out() + threadIdx.x % 4 * 2 * Shared::kOutStride + row;
 #pragma unroll
-    for (int j = 0; j < kN / 8; ++j) {
-      float* column = out + j * 8 * Shared::kOutStride;
-      column[0] = d[4 * j];
-      column[Shared::kOutStride] = d[4 * j + 1];
-      column[8] = d[4 * j + 2];
-      column[Shared::kOutStride + 8] = d[4 * j + 3];
+    for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < kN / 8; ++j) {
+        float* column = out + i * kConsumers / 2 + j * 8 * Shared::kOutStride;
+        column[0] = d[i][4 * j];
+        column[Shared::kOutStride] = d[i][4 * j + 1];
+        column[8] = d[i][4 * j + 2];
+        column[Shared::kOutStride + 8] = d[i][4 * j + 3];
+      }
     }
     NamedBarrier(1, kConsumers);
   }
@@ -174,29 +185,34 @@ class TileMultiplier {
   }
 
   __device__ void LoadWeightScales(const TileProduct& p) {
-    for (int i = static_cast<int>(threadIdx.x); i < p.num_blocks; i += kConsumers) {
-      ring_.weight_scales[i] = ScaleOf(p.scales[p.first_block + i]);
+    for (int r = 0; r < Shared::kScaleRows; ++r) {
+      for (int i = static_cast<int>(threadIdx.x); i < p.num_blocks; i += kConsumers) {
+        ring_.weight_scales[r][i] = Ue8m0Value(p.scales[r * p.scales_stride + p.first_block + i]);
+      }
     }
     NamedBarrier(1, kConsumers);
   }
 
   template <int kCount>
-  __device__ void Multiply(TileKind kind, int stage, int b, int block, float (&d)[kAccumulators]) {
-    if constexpr (kWideX) {
-      for (int i = 0; i < kCount; ++i) WidenedBlock(stage, b + i, block + i, d);
-    } else if (kind == TileKind::kFp8) {
-      Fp8Blocks<kCount>(stage, b, block, d);
-    } else if (kind == TileKind::kFp4) {
-      for (int i = 0; i < kCount; ++i) Fp4Block(stage, b + i, d);
-    } else {
-      Bf16Blocks<kCount>(stage, b, d);
+  __device__ void Multiply(TileKind kind, int stage, int b, int block, Sums& d) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      const int tile = i * kWarpgroups + static_cast<int>(threadIdx.x) / 128;
+      if constexpr (kWideX) {
+        for (int c = 0; c < kCount; ++c) WidenedBlock(stage, tile, b + c, block + c, d[i]);
+      } else if (kind == TileKind::kFp8) {
+        Fp8Blocks<kCount>(stage, tile, b, block, d[i]);
+      } else if (kind == TileKind::kFp4) {
+        for (int c = 0; c < kCount; ++c) Fp4Block(stage, tile, b + c, d[i]);
+      } else {
+        Bf16Blocks<kCount>(stage, tile, b, d[i]);
+      }
     }
   }
 
-  __device__ int warpgroup() const { return static_cast<int>(threadIdx.x) / 128; }
   __device__ int thread() const { return static_cast<int>(threadIdx.x) % 128; }
-  __device__ uint32_t WeightTile(int stage, int b, int tile_bytes) {
-    return SharedAddress(ring_.weights(stage, warpgroup()) + b * tile_bytes);
+  __device__ uint64_t WeightDescriptor(int stage, int tile, int b) {
+    return SmemDescriptor(SharedAddress(ring_.weights(stage, tile) + b * 8192));
   }
   __device__ uint64_t XDescriptor(int stage, int b) {
     return SmemDescriptor(SharedAddress(ring_.x(stage) + b * Shared::kXBlockBytes));
@@ -217,12 +233,12 @@ class TileMultiplier {
   }
 
   template <int kCount>
-  __device__ void Fp8Blocks(int stage, int b, int block, float (&d)[kAccumulators]) {
+  __device__ void Fp8Blocks(int stage, int tile, int b, int block, float (&d)[kAccumulators]) {
     float product[kCount][kAccumulators];
     WgmmaFence();
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const uint64_t weights = SmemDescriptor(WeightTile(stage, b + i, 8192));
+      const uint64_t weights = WeightDescriptor(stage, tile, b + i);
       const uint64_t x = XDescriptor(stage, b + i);
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
@@ -233,17 +249,17 @@ class TileMultiplier {
     WgmmaWait<0>();
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const float scale = ring_.weight_scales[block + i];
+      const float scale = ring_.weight_scales[tile / 2][block + i];
       AddScaled(product[i], &ring_.x_scales[stage][(b + i) * kN], scale, scale, d);
     }
   }
 
   template <int kCount>
-  __device__ void Bf16Blocks(int stage, int b, float (&d)[kAccumulators]) {
+  __device__ void Bf16Blocks(int stage, int tile, int b, float (&d)[kAccumulators]) {
     WgmmaFence();
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const uint64_t weights = SmemDescriptor(WeightTile(stage, b + i, 8192));
+      const uint64_t weights = WeightDescriptor(stage, tile, b + i);
       const uint64_t x = XDescriptor(stage, b + i);
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
@@ -265,12 +281,12 @@ class TileMultiplier {
   }
 
   // FP8 weights times BF16 activations: the codes become exact BF16 values in registers.
-  __device__ void WidenedBlock(int stage, int b, int block, float (&d)[kAccumulators]) {
+  __device__ void WidenedBlock(int stage, int tile, int b, int block, float (&d)[kAccumulators]) {
     const auto* chunks =
-        reinterpret_cast<const uint4*>(ring_.weights(stage, warpgroup()) + b * 8192) + thread();
+        reinterpret_cast<const uint4*>(ring_.weights(stage, tile) + b * 8192) + thread();
     // A code's bits stand for value * 2^-120 as BF16 bits.
     const __nv_bfloat162 scale =
-        __float2bfloat162_rn(ring_.weight_scales[block] * 0x1p60f * 0x1p60f);
+        __float2bfloat162_rn(ring_.weight_scales[tile / 2][block] * 0x1p60f * 0x1p60f);
     uint32_t a[8][4];
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
@@ -309,10 +325,10 @@ class TileMultiplier {
 
   // FP4 weights: the scales of four groups of 32 columns are folded into the e4m3 codes, relative
   // to the largest of them: exact down to 2^-11 of it.
-  __device__ void Fp4Block(int stage, int b, float (&d)[kAccumulators]) {
-    const std::byte* tile = ring_.weights(stage, warpgroup()) + b * 4352;
-    const auto* codes = reinterpret_cast<const uint4*>(tile) + thread();
-    const auto* scales = reinterpret_cast<const uint32_t*>(tile + 4096) + thread() / 32 * 16 +
+  __device__ void Fp4Block(int stage, int tile, int b, float (&d)[kAccumulators]) {
+    const std::byte* data = ring_.weights(stage, tile) + b * 4352;
+    const auto* codes = reinterpret_cast<const uint4*>(data) + thread();
+    const auto* scales = reinterpret_cast<const uint32_t*>(data + 4096) + thread() / 32 * 16 +
                          thread() % 32 / 4;
     const uint32_t low_scales = scales[0], high_scales = scales[8];
     const int low_max = LargestByte(low_scales), high_max = LargestByte(high_scales);
@@ -339,11 +355,19 @@ class TileMultiplier {
     }
     WgmmaCommit();
     WgmmaWait<0>();
-    AddScaled(product, &ring_.x_scales[stage][b * kN], ScaleOf(low_max) * 0x1p-6f,
-              ScaleOf(high_max) * 0x1p-6f, d);
+    AddScaled(product, &ring_.x_scales[stage][b * kN], Ue8m0Value(low_max) * 0x1p-6f,
+              Ue8m0Value(high_max) * 0x1p-6f, d);
   }
 
   Shared& ring_;
 };
+
+// The sum at `p` over the blocks of a cluster that shared the columns, in rank order.
+__device__ inline float ClusterSum(const float* p, int split) {
+  if (split == 1) return *p;
+  float sum = LoadFromBlock(p, 0);
+  for (int rank = 1; rank < split; ++rank) sum += LoadFromBlock(p, static_cast<uint32_t>(rank));
+  return sum;
+}
 
 }  // namespace fathom::kernels

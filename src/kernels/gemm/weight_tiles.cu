@@ -80,11 +80,14 @@ __device__ uint4 Fp4Scales(const Source& w, int64_t row0, int64_t block, int ind
 }
 
 template <TileKind kKind>
-__global__ void TileKernel(Source w, uint4* out) {
+__global__ void TileKernel(Source w, uint4* out, int interleave) {
   constexpr int kChunks = static_cast<int>(TileMatrixBytes(kKind)) / 16;
   const int64_t blocks = w.cols / TileMatrixCols(kKind);
   const int64_t tile = blockIdx.x;
-  const int64_t row0 = tile / blocks * kTileMatrixRows, block = tile % blocks;
+  const int64_t row_tile = tile / blocks, block = tile % blocks;
+  const int64_t row0 = row_tile * kTileMatrixRows;
+  const int64_t place = row_tile / 2 * 2 * interleave + row_tile % 2;
+  out += (place * blocks + block) * kChunks;
   for (int i = static_cast<int>(threadIdx.x); i < kChunks; i += static_cast<int>(blockDim.x)) {
     uint4 chunk;
     if constexpr (kKind == TileKind::kFp8) {
@@ -96,41 +99,42 @@ __global__ void TileKernel(Source w, uint4* out) {
     } else {
       chunk = i < 256 ? Fp4FragmentChunk(w, row0, block, i) : Fp4Scales(w, row0, block, i - 256);
     }
-    out[tile * kChunks + i] = chunk;
+    out[i] = chunk;
   }
 }
 
 template <TileKind kKind>
-void Run(const Source& w, std::byte* tiles, cudaStream_t stream) {
+void Run(const Source& w, std::byte* tiles, int interleave, cudaStream_t stream) {
   const int64_t count = (w.rows + 63) / 64 * (w.cols / TileMatrixCols(kKind));
   TileKernel<kKind>
-      <<<static_cast<unsigned>(count), 256, 0, stream>>>(w, reinterpret_cast<uint4*>(tiles));
+      <<<static_cast<unsigned>(count), 256, 0, stream>>>(w, reinterpret_cast<uint4*>(tiles),
+                                                         interleave);
   CHECK_EQ(cudaGetLastError(), cudaSuccess);
 }
 
 }  // namespace
 
 TiledMatrix LaunchTileWeights(const WeightMatrix& w, TileKind kind, std::byte* tiles,
-                              device::Stream& stream) {
+                              device::Stream& stream, int interleave) {
   CHECK_EQ(w.cols % TileMatrixCols(kind), 0);
   const Source source{reinterpret_cast<const uint8_t*>(w.data), w.scales, w.rows, w.cols};
   auto* const s = static_cast<cudaStream_t>(stream.native_handle());
   switch (kind) {
     case TileKind::kFp8:
       CHECK(w.dtype == WeightDType::kFp8);
-      Run<TileKind::kFp8>(source, tiles, s);
+      Run<TileKind::kFp8>(source, tiles, interleave, s);
       break;
     case TileKind::kBf16:
       CHECK(w.dtype == WeightDType::kBF16);
-      Run<TileKind::kBf16>(source, tiles, s);
+      Run<TileKind::kBf16>(source, tiles, interleave, s);
       break;
     case TileKind::kFp8AsBf16:
       CHECK(w.dtype == WeightDType::kFp8);
-      Run<TileKind::kFp8AsBf16>(source, tiles, s);
+      Run<TileKind::kFp8AsBf16>(source, tiles, interleave, s);
       break;
     case TileKind::kFp4:
       CHECK(w.dtype == WeightDType::kFp4);
-      Run<TileKind::kFp4>(source, tiles, s);
+      Run<TileKind::kFp4>(source, tiles, interleave, s);
       break;
   }
   return {kind, w.rows, w.cols, tiles, w.scales};

@@ -40,8 +40,10 @@ inline int64_t TiledBytes(TileKind kind, int64_t rows, int64_t cols) {
 }
 
 // Fills `tiles` (TiledBytes) from a matrix in device memory, in stream order. The columns are a
-// multiple of TileMatrixCols. w.dtype: FP8 for the FP8 kinds, BF16, FP4.
+// multiple of TileMatrixCols. w.dtype: FP8 for the FP8 kinds, BF16, FP4. `interleave` matrices of
+// the same shape can share one range, taking turns by two row tiles (128 rows); `tiles` is then the
+// place of this one's first tile.
 TiledMatrix LaunchTileWeights(const WeightMatrix& w, TileKind kind, std::byte* tiles,
-                              device::Stream& stream);
+                              device::Stream& stream, int interleave = 1);
 
 }  // namespace fathom::kernels

@@ -4,7 +4,7 @@
 #include "kernels/hyper_connection/hyper_connection.h"
 #include "kernels/lane_sum.h"
 #include "kernels/norm/norm.h"
-#include "kernels/simd/simd.h"
+#include "kernels/simd/convert_rows.h"
 
 namespace fathom::kernels {
 namespace {
@@ -20,11 +20,7 @@ void Sigmoid(float* x, int size) {
 // rsqrt(mean(flat(x)^2) + eps).
 template <typename T>
 float InverseRms(const T* x, int64_t size, float eps) {
-  const float sum = LaneSum(size, [x](int64_t i) {
-    const float v = ToFloat(x[i]);
-    return v * v;
-  });
-  return 1.0f / std::sqrt(sum / static_cast<float>(size) + eps);
+  return 1.0f / std::sqrt(MeanSquare(x, size) + eps);
 }
 
 void DivideRows(float (&c)[kS][kS], float eps) {
@@ -61,10 +57,14 @@ void Sinkhorn(float (&c)[kS][kS], const HyperConnectionConstants& constants) {
 // y = b(sum_i pre_i x_i).
 template <typename T>
 void MixStreams(const T* x, const float* pre, int64_t hidden, T* y) {
-  for (int64_t i = 0; i < hidden; ++i) {
-    float sum = pre[0] * ToFloat(x[i]);
-    for (int s = 1; s < kS; ++s) sum = sum + pre[s] * ToFloat(x[s * hidden + i]);
-    y[i] = FromFloat<T>(sum);
+  float in[kRowPiece], sum[kRowPiece];
+  for (int64_t begin = 0; begin < hidden; begin += kRowPiece) {
+    const int64_t n = std::min(kRowPiece, hidden - begin);
+    for (int s = 0; s < kS; ++s) {
+      WidenRow(x + s * hidden + begin, in, n);
+      for (int64_t i = 0; i < n; ++i) sum[i] = s == 0 ? pre[0] * in[i] : sum[i] + pre[s] * in[i];
+    }
+    NarrowRow(sum, y + begin, n);
   }
 }
 
@@ -104,14 +104,18 @@ void PostToken(const HyperConnectionPostParams<T>& p, int64_t t) {
   const T* y = p.y + t * p.hidden;
   const float* post = p.post + t * kS;
   const float* comb = p.comb + t * kS * kS;
-  for (int64_t i = 0; i < p.hidden; ++i) {
-    float in[kS];
-    for (int j = 0; j < kS; ++j) in[j] = ToFloat(x[j * p.hidden + i]);
-    const float out = ToFloat(y[i]);
+  float in[kS][kRowPiece], y_in[kRowPiece], out[kRowPiece];
+  for (int64_t begin = 0; begin < p.hidden; begin += kRowPiece) {
+    const int64_t n = std::min(kRowPiece, p.hidden - begin);
+    for (int j = 0; j < kS; ++j) WidenRow(x + j * p.hidden + begin, in[j], n);
+    WidenRow(y + begin, y_in, n);
     for (int k = 0; k < kS; ++k) {
-      float mixed = comb[k] * in[0];
-      for (int j = 1; j < kS; ++j) mixed = mixed + comb[j * kS + k] * in[j];
-      x[k * p.hidden + i] = FromFloat<T>(post[k] * out + mixed);
+      for (int64_t i = 0; i < n; ++i) {
+        float mixed = comb[k] * in[0][i];
+        for (int j = 1; j < kS; ++j) mixed = mixed + comb[j * kS + k] * in[j][i];
+        out[i] = post[k] * y_in[i] + mixed;
+      }
+      NarrowRow(out, x + k * p.hidden + begin, n);
     }
   }
 }

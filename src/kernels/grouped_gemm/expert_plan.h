@@ -1,0 +1,48 @@
+// Which rows each expert computes, made on the device by moe_route and read by the expert products.
+// A pair is a token at one of its experts; pairs are rows of the intermediate activations:
+//   rows [0, padded tokens): the shared expert, row t for token t;
+//   then, by groups of 8 rows, the routed experts.
+// Up to 8 tokens: one group an expert, row t of it for token t, whether it was chosen or not (the
+// product is as wide anyway), so that nothing is gathered. More: an expert's pairs in order of
+// arrival, padded to whole groups, and the tokens' activations are gathered.
+#pragma once
+
+#include <cstdint>
+
+namespace fathom::kernels {
+
+// One block's tokens: rows of one expert.
+struct ExpertTile {
+  int32_t expert;
+  int32_t x_group;     // first group of its activations
+  int32_t pair_group;  // first group of its pairs
+  int32_t num_rows;
+};
+
+struct ExpertPlan {
+  int32_t* num_tiles = nullptr;
+  ExpertTile* tiles = nullptr;     // [MaxExpertTiles]
+  int32_t* pair_of = nullptr;      // [num_tokens, k]: the row of each choice
+  float* pair_weight = nullptr;    // [rows]; 1 for the shared expert
+};
+
+inline constexpr int kDirectTokens = 8;  // up to here nothing is gathered
+
+// Tokens of a tile, by the number of tokens in the step.
+constexpr int ExpertTileRows(int64_t num_tokens) {
+  return num_tokens <= 64 ? 8 : num_tokens <= 192 ? 16 : num_tokens <= 512 ? 32 : 64;
+}
+constexpr int64_t MaxExpertTiles(int64_t num_tokens, int num_experts, int num_chosen) {
+  const int64_t pairs = num_tokens * num_chosen;
+  const int64_t experts = pairs < num_experts ? pairs : num_experts;
+  return num_tokens <= kDirectTokens ? experts : experts + pairs / ExpertTileRows(num_tokens);
+}
+// Rows of the intermediate activations for a step of num_tokens, what a tile may overrun included.
+constexpr int64_t MaxPairRows(int64_t num_tokens, int num_experts, int num_chosen) {
+  const int64_t pairs = num_tokens * num_chosen;
+  const int64_t experts = pairs < num_experts ? pairs : num_experts;
+  const int64_t shared = (num_tokens + 63) / 64 * 64;
+  return shared + (num_tokens <= kDirectTokens ? experts * 8 : pairs + experts * 7 + 71) / 8 * 8 + 64;
+}
+
+}  // namespace fathom::kernels

@@ -1,0 +1,43 @@
+// The experts on a GPU: grouped_gemm.h for official numerics. Routed experts are FP4 or FP8, the
+// shared one FP8; the intermediate activations go from the first product to the second as FP8.
+// The outputs stay apart, a row for each pair: whoever reads y adds them up in order of expert id
+// (hyper_connection_cuda.h).
+#pragma once
+
+#include <cstdint>
+
+#include "device/device.h"
+#include "kernels/gemm/weight_tiles.h"
+#include "kernels/grouped_gemm/expert_plan.h"
+#include "kernels/tiles.cuh"
+
+namespace fathom::kernels {
+
+// Experts of one shape, one after the other. gate_up: pairs of row tiles of w1 and w3 in turn
+// (weight_tiles.h, interleave 2). Scales of FP8 matrices likewise: rows of w1's and w3's in turn.
+struct ExpertTiles {
+  TileKind kind = TileKind::kFp4;
+  const std::byte* gate_up = nullptr;
+  const uint8_t* gate_up_scales = nullptr;
+  const std::byte* down = nullptr;
+  const uint8_t* down_scales = nullptr;
+};
+
+struct CudaExpertParams {
+  int64_t num_tokens = 0;
+  int64_t hidden = 0;        // H
+  int64_t intermediate = 0;  // I
+  int num_experts = 0;
+  int num_chosen = 0;
+  float swiglu_limit = 0;  // 0: no clamp
+  ExpertTiles routed, shared;
+  Fp8Tiles x;        // [num_tokens, H]
+  Fp8Tiles gathered; // [MaxPairRows, H], written by moe_route; unused up to kDirectTokens
+  ExpertPlan plan;
+  Fp8Tiles t;                  // [MaxPairRows, I], scratch
+  __nv_bfloat16* y = nullptr;  // [MaxPairRows, H]
+};
+
+void Launch(const CudaExpertParams& params, device::Stream& stream);
+
+}  // namespace fathom::kernels

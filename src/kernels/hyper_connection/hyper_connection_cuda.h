@@ -1,0 +1,50 @@
+// Everything between two sub-layers in one launch, on a GPU: hyper_connection.h's post of the
+// sub-layer that ended, the mixes and pre of the next one, its norm, and its input in both forms
+// that its products read. A cluster of blocks takes 1 or 4 tokens, a block a slice of the columns.
+// C crosses from a launch to the next as raw logits: the softmax and Sinkhorn, which the sub-layer
+// does not need, run while the next launch waits for its predecessor.
+#pragma once
+
+#include <cstdint>
+
+#include "device/device.h"
+#include "kernels/hyper_connection/hyper_connection.h"
+#include "kernels/tiles.cuh"
+
+namespace fathom::kernels {
+
+// What a launch leaves for the next one: written by one, read by the next, so two take turns.
+struct HyperConnectionState {
+  float* post = nullptr;         // [num_tokens, 4]
+  float* comb_logits = nullptr;  // [num_tokens, 4, 4], L[j][k]
+};
+
+// The output of the sub-layer that ended.
+struct SublayerOutput {
+  const __nv_bfloat16* y = nullptr;  // [num_tokens, hidden], or rows of pairs; null: none ended
+  // Experts: y's row t is the shared expert's; pair_of [num_tokens, num_chosen] are the routed ones'.
+  const int32_t* pair_of = nullptr;
+  int num_chosen = 0;
+};
+
+struct CudaHyperConnectionParams {
+  __nv_bfloat16* streams = nullptr;  // [num_tokens, 4, hidden], in place
+  int64_t num_tokens = 0;
+  int64_t hidden = 0;  // a multiple of 128
+  SublayerOutput output = {};
+  HyperConnectionState before = {};  // of the sub-layer that ended
+  const float* fn = nullptr;    // [24, 4 * hidden]; head: [4, 4 * hidden]
+  const float* scale = nullptr;
+  const float* base = nullptr;
+  const __nv_bfloat16* norm_weight = nullptr;  // [hidden]
+  HyperConnectionConstants constants;
+  HyperConnectionState after = {};  // not for the head
+  Bf16Tiles h = {};                 // [num_tokens, hidden]
+  Fp8Tiles h_fp8 = {};              // [num_tokens, hidden]; not for the head
+  // Head (the end of the model) for some tokens: row i of h is token rows[i]. num_tokens counts rows.
+  const int32_t* rows = nullptr;
+};
+
+void Launch(const CudaHyperConnectionParams& params, device::Stream& stream);
+
+}  // namespace fathom::kernels

@@ -1,0 +1,205 @@
+// Two boundaries and the head on a GPU against the CPU's operators one after the other. Sums are
+// taken in another order, so BF16 results may be one unit off, few of them.
+#include "kernels/hyper_connection/hyper_connection_cuda.h"
+
+#include <cmath>
+
+#include "kernels/cuda_testing.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/norm/norm.h"
+
+namespace fathom::kernels {
+namespace {
+
+constexpr HyperConnectionConstants kConstants{1e-6f, 1e-6f, 20};
+
+struct Mixer {
+  TestMatrix fn;
+  std::vector<float> scale, base;
+  std::vector<BFloat16> norm;
+};
+
+Mixer RandomMixer(int mixes, int64_t hidden, uint32_t seed) {
+  Mixer m{RandomMatrix(WeightDType::kF32, mixes, 4 * hidden, seed), RandomFloats(3, seed + 1),
+          RandomFloats(mixes, seed + 2), RandomActivations<BFloat16>(hidden, seed + 3)};
+  auto* values = reinterpret_cast<float*>(m.fn.data.data());
+  for (int64_t i = 0; i < mixes * 4 * hidden; ++i) {
+    values[i] /= std::sqrt(static_cast<float>(4 * hidden));
+  }
+  return m;
+}
+
+class HyperConnectionCudaTest : public CudaTest {
+ protected:
+  // The CPU's pre: h, and what the next post needs.
+  struct Pre {
+    std::vector<BFloat16> h;
+    std::vector<float> post, comb;
+  };
+  Pre PreOnCpu(const Mixer& m, const std::vector<BFloat16>& streams, int64_t tokens,
+               int64_t hidden) {
+    std::vector<float> mixes(static_cast<size_t>(tokens * 24));
+    Launch(GemmParams<BFloat16, float>{.x = streams.data(),
+                                       .x_stride = 4 * hidden,
+                                       .m = tokens,
+                                       .w = m.fn.view,
+                                       .y = mixes.data(),
+                                       .y_stride = 24},
+           *cpu_stream_);
+    Pre pre;
+    pre.h.resize(static_cast<size_t>(tokens * hidden));
+    pre.post.resize(static_cast<size_t>(tokens * 4));
+    pre.comb.resize(static_cast<size_t>(tokens * 16));
+    Launch(HyperConnectionPreParams<BFloat16>{.streams = streams.data(),
+                                              .num_tokens = tokens,
+                                              .hidden = hidden,
+                                              .mixes = mixes.data(),
+                                              .scale = m.scale.data(),
+                                              .base = m.base.data(),
+                                              .norm_weight = m.norm.data(),
+                                              .constants = kConstants,
+                                              .y = pre.h.data(),
+                                              .post = pre.post.data(),
+                                              .comb = pre.comb.data()},
+           *cpu_stream_);
+    return pre;
+  }
+
+  static void ExpectClose(const std::vector<BFloat16>& actual, const std::vector<BFloat16>& expected,
+                          const char* what) {
+    size_t different = 0;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const float a = ToFloat(actual[i]), e = ToFloat(expected[i]);
+      different += a == e ? 0 : 1;
+      ASSERT_LE(std::fabs(a - e), std::fabs(e) * 0x1p-6f + 0x1p-10f) << what << " " << i;
+    }
+    EXPECT_LE(different, expected.size() / 50 + 2) << what;
+  }
+
+  void Check(int64_t tokens, int64_t hidden, bool experts) {
+    const auto streams = RandomActivations<BFloat16>(tokens * 4 * hidden, 1);
+    const auto y = RandomActivations<BFloat16>(tokens * hidden, 2);
+    const Mixer first = RandomMixer(24, hidden, 10), second = RandomMixer(24, hidden, 20);
+    const Mixer head = RandomMixer(4, hidden, 30);
+
+    const Pre pre1 = PreOnCpu(first, streams, tokens, hidden);
+    std::vector<BFloat16> after = streams;
+    Launch(HyperConnectionPostParams<BFloat16>{.streams = after.data(),
+                                               .num_tokens = tokens,
+                                               .hidden = hidden,
+                                               .y = y.data(),
+                                               .post = pre1.post.data(),
+                                               .comb = pre1.comb.data()},
+           *cpu_stream_);
+    const Pre pre2 = PreOnCpu(second, after, tokens, hidden);
+
+    const int64_t rows = (tokens + 7) / 8 * 8;
+    const auto gpu_streams = Upload(streams);
+    const auto post_a = Poisoned(tokens * 16), comb_a = Poisoned(tokens * 64);
+    const auto post_b = Poisoned(tokens * 16), comb_b = Poisoned(tokens * 64);
+    const auto h = Poisoned(rows * hidden * 2), codes = Poisoned(rows * hidden);
+    const auto scales = Poisoned(rows * hidden / 32);
+    std::vector<device::Buffer> kept;
+    const auto keep = [&](device::Buffer buffer) {
+      kept.push_back(std::move(buffer));
+      return kept.back().data();
+    };
+    const auto params = [&](const Mixer& m) {
+      return CudaHyperConnectionParams{
+          .streams = As<__nv_bfloat16>(gpu_streams),
+          .num_tokens = tokens,
+          .hidden = hidden,
+          .fn = reinterpret_cast<const float*>(keep(Upload(m.fn.data))),
+          .scale = reinterpret_cast<const float*>(keep(Upload(m.scale))),
+          .base = reinterpret_cast<const float*>(keep(Upload(m.base))),
+          .norm_weight = reinterpret_cast<const __nv_bfloat16*>(keep(Upload(m.norm))),
+          .constants = kConstants,
+          .h = {As<__nv_bfloat16>(h), rows / 8},
+          .h_fp8 = {As<uint8_t>(codes), As<float>(scales), rows / 8}};
+    };
+    const auto download_h = [&](int64_t count) {
+      const auto tiles = Download<BFloat16>(h);
+      std::vector<BFloat16> values(static_cast<size_t>(count * hidden));
+      for (int64_t t = 0; t < count; ++t) {
+        for (int64_t k = 0; k < hidden; ++k) {
+          values[static_cast<size_t>(t * hidden + k)] =
+              tiles[static_cast<size_t>(Bf16TileOffset(t, k, rows / 8) / 2)];
+        }
+      }
+      return values;
+    };
+
+    CudaHyperConnectionParams p = params(first);
+    p.after = {As<float>(post_a), As<float>(comb_a)};
+    Launch(p, *gpu_stream_);
+    ExpectClose(download_h(tokens), pre1.h, "first input");
+
+    p = params(second);
+    p.before = {As<float>(post_a), As<float>(comb_a)};
+    p.after = {As<float>(post_b), As<float>(comb_b)};
+    if (experts) {  // y as a shared row that is zero and one pair elsewhere
+      std::vector<BFloat16> pairs(static_cast<size_t>(2 * tokens * hidden));
+      std::copy(y.begin(), y.end(), pairs.begin() + static_cast<std::ptrdiff_t>(y.size()));
+      std::vector<int32_t> pair_of;
+      for (int64_t t = 0; t < tokens; ++t) pair_of.push_back(static_cast<int32_t>(tokens + t));
+      p.output = {reinterpret_cast<const __nv_bfloat16*>(keep(Upload(pairs))),
+                  reinterpret_cast<const int32_t*>(keep(Upload(pair_of))), 1};
+    } else {
+      p.output.y = reinterpret_cast<const __nv_bfloat16*>(keep(Upload(y)));
+    }
+    Launch(p, *gpu_stream_);
+    ExpectClose(Download<BFloat16>(gpu_streams), after, "streams");
+    const auto h2 = download_h(tokens);
+    ExpectClose(h2, pre2.h, "second input");
+    // Its FP8 form is exactly the quantized BF16 form.
+    const HostFp8Tiles expected = MakeFp8Tiles(h2, tokens, hidden, rows);
+    const auto actual_codes = Download<uint8_t>(codes);
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t k = 0; k < hidden; ++k) {
+        const auto at = static_cast<size_t>(Fp8TileOffset(t, k, rows / 8));
+        ASSERT_EQ(actual_codes[at], expected.codes[at]) << t << " " << k;
+      }
+    }
+
+    // The head of some tokens, without a sub-layer before it.
+    const std::vector<int32_t> wanted{static_cast<int32_t>(tokens - 1)};
+    std::vector<float> mixes(4);
+    const BFloat16* row = after.data() + (tokens - 1) * 4 * hidden;
+    Launch(GemmParams<BFloat16, float>{.x = row,
+                                       .x_stride = 4 * hidden,
+                                       .m = 1,
+                                       .w = head.fn.view,
+                                       .y = mixes.data(),
+                                       .y_stride = 4},
+           *cpu_stream_);
+    std::vector<BFloat16> out(static_cast<size_t>(hidden));
+    Launch(HyperConnectionHeadParams<BFloat16>{.streams = row,
+                                               .num_tokens = 1,
+                                               .hidden = hidden,
+                                               .mixes = mixes.data(),
+                                               .scale = head.scale.data(),
+                                               .base = head.base.data(),
+                                               .constants = kConstants,
+                                               .y = out.data()},
+           *cpu_stream_);
+    RmsNormRow(out.data(), head.norm.data(), kConstants.norm_eps, hidden, out.data());
+    p = params(head);
+    p.num_tokens = 1;
+    p.rows = reinterpret_cast<const int32_t*>(keep(Upload(wanted)));
+    Launch(p, *gpu_stream_);
+    ExpectClose(download_h(1), out, "head");
+  }
+};
+
+TEST_F(HyperConnectionCudaTest, BoundariesMatchTheCpu) {
+  for (const int64_t tokens : {1, 2, 16, 17, 67}) {
+    Check(tokens, 256, false);
+    Check(tokens, 1024, true);
+  }
+  Check(3, 4096, true);
+  Check(5, 7168, false);
+  Check(33, 7168, false);
+}
+
+}  // namespace
+}  // namespace fathom::kernels

@@ -1,0 +1,37 @@
+// Routing on a GPU: moe_route.h, then the plan of the expert products (expert_plan.h): which rows
+// each expert computes, and for more than kDirectTokens tokens their activations gathered by expert.
+// Padding tokens (token_seq -1) are routed nowhere.
+#pragma once
+
+#include <cstdint>
+
+#include "device/device.h"
+#include "kernels/grouped_gemm/expert_plan.h"
+#include "kernels/tiles.cuh"
+
+namespace fathom::kernels {
+
+inline constexpr int kMaxExperts = 512;
+inline constexpr int kMaxChosen = 16;
+
+struct CudaMoeRouteParams {
+  const float* logits = nullptr;  // [num_tokens, num_experts]
+  int64_t num_tokens = 0;
+  int num_experts = 0;
+  int num_chosen = 0;
+  const float* bias = nullptr;         // [num_experts], score routing
+  const int32_t* tid2eid = nullptr;    // [vocab, k], hash routing; then bias is null
+  const int32_t* token_ids = nullptr;  // [num_tokens]
+  const int32_t* token_seq = nullptr;  // [num_tokens]
+  float scaling = 1;
+  int32_t* expert_ids = nullptr;  // [num_tokens, k], ascending
+  float* weights = nullptr;       // [num_tokens, k]
+  ExpertPlan plan;
+  int64_t hidden = 0;
+  Fp8Tiles x;         // [num_tokens, hidden]
+  Fp8Tiles gathered;  // [MaxPairRows, hidden]
+};
+
+void Launch(const CudaMoeRouteParams& params, device::Stream& stream);
+
+}  // namespace fathom::kernels
