@@ -32,6 +32,7 @@ oracle: build  ## the binary against independent implementations; rewrites tests
 	$(PYTHON) tests/oracle/compare.py --binary build/fathom --numerics official --sums canonical --configs 2
 	$(PYTHON) tests/oracle/compare.py --binary build/fathom --numerics official --configs 1 --same-chunks 1,3,64,257
 	$(PYTHON) tests/oracle/tokenizer_parity.py build/src/text/tokenize_lines --megabytes 1
+	$(PYTHON) -m unittest discover tools/tiny
 	$(PYTHON) tests/oracle/make_op_vectors.py
 	$(PYTHON) tests/oracle/make_golden.py
 	ctest --test-dir build -R '^model\.' -j $(JOBS) --output-on-failure --no-tests=error
