@@ -34,6 +34,7 @@ ChoiceText::ChoiceText(const text::Tokenizer& tokenizer, Options options)
 ChoiceDelta ChoiceText::Push(request::TokenEvent event) {
   ChoiceDelta delta;
   num_cached_tokens_ = std::max(num_cached_tokens_, event.num_cached_tokens);
+  delta.num_processed_tokens = event.num_processed_tokens;
   delta.prompt_logprobs = std::move(event.prompt_logprobs);
   for (size_t i = 0; i < event.token_ids.size() && !delta.finish; ++i) {
     const int32_t id = event.token_ids[i];

@@ -32,6 +32,7 @@ struct ChoiceDelta {
   std::vector<int32_t> token_ids;
   std::vector<request::TokenLogprobs> logprobs;         // of the tokens whose text shows
   std::vector<request::TokenLogprobs> prompt_logprobs;  // with the first event
+  std::optional<int> num_processed_tokens;  // of the prompt; such a delta has nothing else
   std::optional<ChoiceFinish> finish;
 };
 

@@ -125,6 +125,10 @@ void ReadLength(FieldReader* fields, GenerationParams* params) {
 
 void ReadStreaming(FieldReader* fields, GenerationParams* params) {
   params->stream = fields->Bool("stream").value_or(false);
+  params->return_progress = fields->Bool("return_progress").value_or(false);
+  if (params->return_progress && !params->stream) {
+    fields->Fail("return_progress", "return_progress is only allowed when stream is true");
+  }
   const json::Value* options = fields->Object("stream_options");
   if (options == nullptr) return;
   if (!params->stream) {

@@ -28,6 +28,7 @@ struct GenerationParams {
   bool stream = false;
   bool include_usage = false;
   bool continuous_usage = false;
+  bool return_progress = false;
   bool return_token_ids = false;
   bool return_tokens_as_token_ids = false;
 

@@ -16,6 +16,7 @@
 #include "api/http_metrics.h"
 #include "api/openai/answer_format.h"
 #include "api/openai/handlers.h"
+#include "api/openapi.h"
 #include "api/resumable_stream.h"
 #include "api/responses/handlers.h"
 #include "api/server_context.h"
@@ -222,6 +223,12 @@ void OpenAiServer::RouteProbes() {
   });
   http_->Route("GET", "/version", [](http::Request, Writer writer) {
     writer->Send({.headers = {}, .body = R"({"version":")" FATHOM_VERSION "\"}"});
+  });
+  http_->Route("GET", "/openapi.json", [](http::Request, Writer writer) {
+    std::string text(kOpenApiText);
+    constexpr std::string_view kVersion = "@VERSION@";
+    text.replace(text.find(kVersion), kVersion.size(), FATHOM_VERSION);
+    writer->Send({.headers = {}, .body = std::move(text)});
   });
   http_->Route("GET", "/metrics", [this](http::Request, Writer writer) {
     writer->Send({.content_type = "text/plain; version=0.0.4; charset=utf-8",

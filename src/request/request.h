@@ -35,6 +35,7 @@ struct Request {
   std::string cache_salt;  // part of every prefix hash
   TimePoint arrival;
   std::optional<TimePoint> deadline;  // past it the request ends with kError, wherever it is
+  bool report_progress = false;       // events for the chunks of the prompt, too
   std::shared_ptr<TokenConstraint> constraint;  // may be null
 };
 
@@ -58,7 +59,9 @@ struct TokenEvent {
   std::optional<FinishReason> finish_reason;
   std::optional<int32_t> stop_token_id;  // the end or stop id that finished it
   int num_cached_tokens = 0;             // prompt tokens taken from the prefix cache
-  Status error;                          // with FinishReason::kError
+  // Of an event for a chunk of the prompt: prompt tokens computed or cached so far.
+  std::optional<int> num_processed_tokens;
+  Status error;  // with FinishReason::kError
 };
 
 // Where a request's events go. Called on the engine thread: must return at once and never throw;

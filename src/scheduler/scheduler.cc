@@ -134,7 +134,13 @@ std::vector<SequenceOutput> Scheduler::Commit(const request::StepResult& result,
     }
     const bool finished = output.event.finish_reason.has_value();
     if (finished) Finish(sequence);
-    if (finished || !output.event.token_ids.empty()) outputs.push_back(std::move(output));
+    const bool reports = sequence.request.report_progress && output.event.token_ids.empty();
+    if (reports) {
+      output.event.num_processed_tokens = static_cast<int>(sequence.num_computed_tokens);
+    }
+    if (finished || reports || !output.event.token_ids.empty()) {
+      outputs.push_back(std::move(output));
+    }
   }
   in_flight_.clear();
   return outputs;

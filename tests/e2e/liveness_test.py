@@ -178,3 +178,25 @@ def test_a_long_prompt_holds_up_nobody(patient):
         time.sleep(0.01)
     thread.join()
     assert slowest < took[0] / 2, (slowest, took)
+
+
+def test_progress_of_the_prompt_is_told_when_asked(tmp_path):
+    server = ScriptedServer.start(tmp_path, "--max-num-batched-tokens", "64")
+    try:
+        http = HttpClient(server.port)
+        server.say("one two")
+        messages = [{"role": "user", "content": "a few words to read, " * 40}]
+        chunks = http.chat_chunks(messages=messages, return_progress=True, stream_options={"include_usage": True})
+        total = chunks[-1]["usage"]["prompt_tokens"]
+        told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+        assert told == [chunk["prompt_progress"] for chunk in chunks[:len(told)]]  # before everything else
+        assert [progress["processed"] for progress in told] == list(range(64, total, 64))
+        for progress in told:
+            assert progress["total"] == total and progress["cache"] == 0 and progress["time_ms"] >= 0
+        completion = http.post("/v1/completions", {"prompt": "x " * 100, "stream": True, "return_progress": True})
+        assert '"prompt_progress":{"total":' in completion.text
+        refused = http.chat(return_progress=True)
+        assert refused.status == 400 and refused.error["param"] == "return_progress"
+        assert not any("prompt_progress" in chunk for chunk in http.chat_chunks(messages=messages))
+    finally:
+        server.stop()

@@ -114,6 +114,12 @@ void ChatStreamAnswer::Start(size_t choice_idx) {
 void ChatStreamAnswer::OnDelta(size_t choice_idx, const ChoiceText& text, ChoiceDelta delta) {
   Choice& choice = choices_[choice_idx];
   usage_.Update(choice_idx, text);
+  if (delta.num_processed_tokens) {
+    if (choice_idx > 0) return;  // all have the same prompt
+    stream_.AddProgress(0, *delta.num_processed_tokens, text.num_cached_tokens(),
+                        static_cast<int64_t>(spec_.prompt_ids.size()));
+    return stream_.Send();
+  }
   if (!choice.started) Start(choice_idx);
   for (Value& entry : format_.ChatEntries(delta.logprobs))
     choice.logprobs.push_back(std::move(entry));

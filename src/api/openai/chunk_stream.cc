@@ -30,6 +30,26 @@ void ChunkStream::Add(const json::Value& choice, const UsageTally& usage) {
   pending_ += http::SseData(chunk + "}");
 }
 
+void ChunkStream::AddProgress(size_t prompt_idx, int num_processed_tokens, int num_cached_tokens,
+                              int64_t num_prompt_tokens) {
+  progress_[prompt_idx] = {num_processed_tokens, num_cached_tokens};
+  int64_t processed = 0;
+  int64_t cached = 0;
+  for (const auto& [idx, progress] : progress_) {
+    processed += progress.processed;
+    cached += progress.cached;
+  }
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(
+                      std::chrono::steady_clock::now() - begin_)
+                      .count();
+  const json::Value progress = json::Value::Object({{"total", Integer(num_prompt_tokens)},
+                                                    {"cache", Integer(cached)},
+                                                    {"processed", Integer(processed)},
+                                                    {"time_ms", Integer(ms)}});
+  pending_ += http::SseData(open_object_ +
+                            ",\"choices\":[],\"prompt_progress\":" + json::Dump(progress) + "}");
+}
+
 void ChunkStream::Send() {
   if (!pending_.empty()) writer_->Write(std::exchange(pending_, ""));
 }

@@ -80,6 +80,12 @@ Value CompletionAnswer::TakeChoice(size_t choice_idx, bool finished) {
 void CompletionAnswer::OnDelta(size_t choice_idx, const ChoiceText& text, ChoiceDelta delta) {
   Choice& choice = choices_[choice_idx];
   usage_.Update(choice_idx, text);
+  if (delta.num_processed_tokens) {
+    if (choice_idx % ChoicesPerPrompt(request_) > 0) return;
+    stream_.AddProgress(choice_idx / ChoicesPerPrompt(request_), *delta.num_processed_tokens,
+                        text.num_cached_tokens(), NumPromptTokens(request_));
+    return stream_.Send();
+  }
   const bool first = !choice.started;
   if (first) Start(choice_idx, delta);
   for (const text::OutputEvent& event : delta.events) choice.text += event.text;

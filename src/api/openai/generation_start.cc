@@ -38,6 +38,7 @@ Generation::Choice MakeChoice(const ServerContext& context, const GenerationPara
   request.sampling.seed = SeedOf(context, params, request.id, choice_idx);
   request.session = params.session;
   request.cache_salt = params.cache_salt;
+  request.report_progress = params.return_progress;
   request.arrival = std::chrono::steady_clock::now();
   ChoiceText text(
       context.tokenizer,
