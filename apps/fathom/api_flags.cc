@@ -50,6 +50,12 @@ void AddListenFlags(std::vector<ServeFlag>* flags) {
                          }));
   flags->push_back(Works("port", "PORT", "port to listen on (default 8000; 0 picks a free one)",
                          SetNumber(&ServeOptions::port, 0, 65535, "port")));
+  flags->push_back(Works(
+      "metrics-port", "PORT", "/metrics here, on 127.0.0.1 and without keys (default: on --port)",
+      [](const Values& v, ServeOptions& o) -> Status {
+        ASSIGN_OR_RETURN(o.metrics_port, ParseNumber<int>(v[0], 0, 65535, "metrics-port"));
+        return OkStatus();
+      }));
   flags->push_back(Works("io-threads", "N", "threads that read, parse and write (default 2)",
                          SetNumber(&ServeOptions::num_io_threads, 1, 256, "io-threads")));
   flags->push_back(Works(

@@ -62,6 +62,7 @@ api::ApiOptions MakeApiOptions(const ServeOptions& options, const ModelSession& 
   out.keep_alive_interval = std::chrono::seconds(options.keep_alive_interval_s);
   out.http_limits = options.http_limits;
   out.num_io_threads = options.num_io_threads;
+  out.metrics_port = options.metrics_port;
   return out;
 }
 

@@ -38,6 +38,7 @@ struct ServeOptions {
   std::string host = "127.0.0.1";
   int port = 8000;
   int num_io_threads = 2;
+  std::optional<int> metrics_port;
   std::vector<std::string> served_model_names;
   std::vector<std::string> api_keys;
   std::string effort_profile = "auto";

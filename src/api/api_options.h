@@ -34,6 +34,8 @@ struct ApiOptions {
   std::string host = "127.0.0.1";
   int port = 8000;  // 0: any free one
   int num_io_threads = 2;
+  // A port of 127.0.0.1 that has /metrics, without keys, instead of the API's; 0: any free one.
+  std::optional<int> metrics_port;
   std::vector<std::string> served_model_names;  // at least one; the first is the default
   std::vector<std::string> api_keys;            // empty: no key is asked for
   json::Value default_chat_template_kwargs = json::Value::Object();
@@ -43,9 +45,10 @@ struct ApiOptions {
   request::SamplingParams default_sampling;
   std::optional<uint64_t> seed;  // of requests that bring none; unset: from the system
   std::chrono::milliseconds keep_alive_interval{10'000};  // comments on silent streams
-  size_t replay_bytes = size_t{64} << 20;  // for answers remembered as they were sampled
+  size_t replay_bytes = size_t{64} << 20;           // for answers remembered as they were sampled
   size_t response_store_bytes = size_t{256} << 20;  // for what previous_response_id may name
   ResumableStreams::Options resumable_streams;
+  size_t prompt_history_bytes = size_t{64} << 20;  // for explain_cache
   RequestLimits limits;
   text::GrammarCompilerOptions grammar;
   http::Limits http_limits;

@@ -56,6 +56,10 @@ ChoiceDelta ChoiceText::Push(request::TokenEvent event) {
                                   .stop_token_id = event.stop_token_id};
     }
   }
+  if (on_finish_) {
+    token_ids_.insert(token_ids_.end(), delta.token_ids.begin(), delta.token_ids.end());
+    if (delta.finish) on_finish_(std::exchange(token_ids_, {}));
+  }
   return delta;
 }
 

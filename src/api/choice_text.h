@@ -7,8 +7,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "api/stop_matcher.h"
@@ -53,6 +55,11 @@ class ChoiceText {
   // after that are not counted. Not to be called after a finish.
   ChoiceDelta Push(request::TokenEvent event);
 
+  // Calls `listener` with all tokens when the text finishes.
+  void OnFinish(std::function<void(std::vector<int32_t>)> listener) {
+    on_finish_ = std::move(listener);
+  }
+
   int num_tokens() const { return num_tokens_; }
   int num_reasoning_tokens() const { return num_reasoning_tokens_; }
   int num_cached_tokens() const { return num_cached_tokens_; }
@@ -69,6 +76,8 @@ class ChoiceText {
   text::IncrementalDetokenizer detokenizer_;
   std::optional<text::ToolCallParser> parser_;
   StopMatcher stops_;
+  std::function<void(std::vector<int32_t>)> on_finish_;
+  std::vector<int32_t> token_ids_;  // so far, for on_finish_
   bool has_tool_calls_ = false;
   int num_tokens_ = 0;
   int num_reasoning_tokens_ = 0;

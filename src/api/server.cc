@@ -17,8 +17,8 @@
 #include "api/openai/answer_format.h"
 #include "api/openai/handlers.h"
 #include "api/openapi.h"
-#include "api/resumable_stream.h"
 #include "api/responses/handlers.h"
+#include "api/resumable_stream.h"
 #include "api/server_context.h"
 #include "api/tagged_writer.h"
 #include "api/thinking_mode.h"
@@ -101,6 +101,7 @@ class OpenAiServer final : public ApiServer {
         streams_(context_.options.resumable_streams),
         http_(http::Server::Create(HttpOptions())) {
     RouteProbes();
+    RouteMetrics();
     RouteOpenAi();
     RouteAnthropic();
   }
@@ -113,6 +114,8 @@ class OpenAiServer final : public ApiServer {
  private:
   http::ServerOptions HttpOptions();
   void RouteProbes();
+  // On the API's port, or on one of its own.
+  void RouteMetrics();
   void RouteOpenAi();
   void RouteAnthropic();
   void Route(const char* method, const char* path, OpenAiHandler handler);
@@ -129,6 +132,7 @@ class OpenAiServer final : public ApiServer {
   ResumableStreams streams_;
   bool stopped_ = false;
   const std::unique_ptr<http::Server> http_;
+  std::unique_ptr<http::Server> metrics_http_;  // null: /metrics is on http_
   Background background_{kBackgroundThreads, kMaxWaitingLongRequests};
 };
 
@@ -230,7 +234,17 @@ void OpenAiServer::RouteProbes() {
     text.replace(text.find(kVersion), kVersion.size(), FATHOM_VERSION);
     writer->Send({.headers = {}, .body = std::move(text)});
   });
-  http_->Route("GET", "/metrics", [this](http::Request, Writer writer) {
+}
+
+void OpenAiServer::RouteMetrics() {
+  if (context_.options.metrics_port) {
+    http::ServerOptions options;
+    options.port = *context_.options.metrics_port;
+    options.num_threads = 1;
+    metrics_http_ = http::Server::Create(std::move(options));
+  }
+  http::Server& server = metrics_http_ ? *metrics_http_ : *http_;
+  server.Route("GET", "/metrics", [this](http::Request, Writer writer) {
     writer->Send({.content_type = "text/plain; version=0.0.4; charset=utf-8",
                   .headers = {},
                   .body = context_.metrics.ExposeText()});
@@ -280,6 +294,10 @@ void OpenAiServer::RouteAnthropic() {
 Status OpenAiServer::Start() {
   RETURN_IF_ERROR(http_->Start());
   LogInfo("listening on http://{}:{}", context_.options.host, port());
+  if (metrics_http_) {
+    RETURN_IF_ERROR(metrics_http_->Start());
+    LogInfo("metrics at http://127.0.0.1:{}/metrics", metrics_http_->port());
+  }
   return OkStatus();
 }
 
@@ -289,6 +307,7 @@ void OpenAiServer::Stop(std::chrono::milliseconds drain_timeout) {
   context_.engine.Drain(drain_timeout);
   context_.grammars->Stop();  // its answers go through connections
   http_->Stop(kFlushTime);
+  if (metrics_http_) metrics_http_->Stop(std::chrono::milliseconds(0));
 }
 
 }  // namespace

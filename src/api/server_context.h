@@ -8,6 +8,7 @@
 #include <string>
 
 #include "api/api_options.h"
+#include "api/prompt_history.h"
 #include "api/replay/reasoning_seal.h"
 #include "api/replay/replay_store.h"
 #include "api/responses/response_store.h"
@@ -37,6 +38,8 @@ struct ServerContext {
   std::atomic<bool> draining{false};
   const std::unique_ptr<const ReasoningSeal> reasoning_seal =
       std::make_unique<ReasoningSeal>(SealSecret(options));
+  const std::unique_ptr<PromptHistory> history =
+      std::make_unique<PromptHistory>(options.prompt_history_bytes);
   const std::unique_ptr<ReplayStore> replay = std::make_unique<ReplayStore>(options.replay_bytes);
   const std::unique_ptr<responses::ResponseStore> responses =
       std::make_unique<responses::ResponseStore>(options.response_store_bytes);

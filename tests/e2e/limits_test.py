@@ -63,3 +63,15 @@ def test_times_of_connections_are_flags(narrow, sent, answer):
 def test_bad_limits_end_the_start(flags, words):
     done = subprocess.run([str(BINARY), "serve", str(MODEL), *flags], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_metrics_may_have_a_port_of_their_own(tmp_path):
+    server = ScriptedServer.start(tmp_path, "--metrics-port", "0", "--api-key", "k")
+    try:
+        line = next(line for line in server.log.read_text().splitlines() if "metrics at http://127.0.0.1:" in line)
+        metrics = HttpClient(int(line.split(":")[-1].split("/")[0]))
+        assert metrics.metric("vllm:num_requests_running") == 0
+        assert metrics.get("/v1/models").status == 404
+        assert HttpClient(server.port).get("/metrics", **{"x-api-key": "k"}).status == 404
+    finally:
+        server.stop()

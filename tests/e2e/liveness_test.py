@@ -200,3 +200,41 @@ def test_progress_of_the_prompt_is_told_when_asked(tmp_path):
         assert not any("prompt_progress" in chunk for chunk in http.chat_chunks(messages=messages))
     finally:
         server.stop()
+
+
+def test_a_request_is_told_where_its_prompt_parts_from_earlier_ones(scripted, scripted_http):
+    scripted.say("An answer.")
+    system = {"role": "system", "content": "You know the cache explanation's test."}
+
+    def ask(*messages, **fields):
+        answer = scripted_http.chat(messages=[system, *messages], explain_cache=True, **fields)
+        assert answer.headers["x-cache-explanation"].isascii()
+        return answer.json["cache_explanation"]
+
+    first = [{"role": "user", "content": "A question about two cats"}]
+    assert ask(*first)["reason"] in ("no_earlier_prompt", "differs")
+    assert ask(*first)["reason"] == "same_prompt"
+    more = [*first, {"role": "assistant", "content": "An answer."}, {"role": "user", "content": "And now?"}]
+    continued = ask(*more)
+    assert continued["reason"] == "continued" and 0 < continued["common_tokens"] < continued["prompt_tokens"]
+    changed = ask({"role": "user", "content": "A question about two dogs"}, *more[1:])
+    assert changed["reason"] == "differs" and changed["message_index"] == 1 and changed["place"] == "message 1 (user)"
+    assert "cat" in changed["earlier_token"]["text"] + "cat" and changed["token"]["text"].strip()[0] == "d"
+    assert "message 1 (user)" in changed["explanation"]
+    rewritten = ask(first[0], {"role": "assistant", "content": "Another answer."}, more[2])
+    assert rewritten["message_index"] == 2 and rewritten["place"] == "message 2 (assistant)"
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert ask(*first, tools=[tool])["place"] == "the tools"
+    assert "prefix cache: the first" in scripted.log.read_text()
+    assert "cache_explanation" not in scripted_http.chat().json
+    chunks = scripted_http.chat_chunks(messages=[system, *first], explain_cache=True)
+    assert chunks[0]["choices"] == [] and chunks[0]["cache_explanation"]["reason"] == "same_prompt"
+
+
+def test_nobody_is_told_of_anothers_prompts(patient):
+    patient.say("ok")
+    http = HttpClient(patient.port)
+    body = {"messages": [{"role": "user", "content": "a secret of caller one"}], "explain_cache": True}
+    for key, reasons in [("one", ["no_earlier_prompt", "differs"]), ("one", ["same_prompt"]), ("two", ["no_earlier_prompt"])]:
+        answer = http.post("/v1/chat/completions", body, **{"x-api-key": key})
+        assert answer.json["cache_explanation"]["reason"] in reasons

@@ -54,6 +54,13 @@ ChatStreamAnswer::ChatStreamAnswer(const ServerContext& context, ChatAnswerSpec 
   }
 }
 
+void ChatStreamAnswer::Begin() {
+  stream_.Begin(context_.options.keep_alive_interval);
+  if (spec_.cache_explanation.is_null()) return;
+  stream_.AddMember("cache_explanation", spec_.cache_explanation);
+  stream_.Send();
+}
+
 void ChatStreamAnswer::AddChunk(size_t choice_idx, Value delta, const ChoiceFinish* finish) {
   Choice& choice = choices_[choice_idx];
   Value json = Value::Object(
@@ -213,6 +220,7 @@ void ChatWholeAnswer::Send() {
                               {"service_tier", Value()},
                               {"system_fingerprint", Value()}});
   if (spec_.params.sampling.num_prompt_logprobs) body.Set("prompt_logprobs", prompt_logprobs_);
+  if (!spec_.cache_explanation.is_null()) body.Set("cache_explanation", spec_.cache_explanation);
   if (spec_.params.return_token_ids) body.Set("prompt_token_ids", IntegerArray(spec_.prompt_ids));
   writer_->Send(JsonResponse(body));
 }

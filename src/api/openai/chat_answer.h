@@ -24,6 +24,7 @@ struct ChatAnswerSpec {
   bool has_reasoning_field = false;  // the request thinks, and wants to see it
   std::string echo;                  // goes before the content
   std::vector<int32_t> prompt_ids;
+  json::Value cache_explanation;  // null: not asked for
   std::string replay_scope;  // empty: the answer goes on with a given text and is not remembered
   bool in_reasoning = false;
 };
@@ -33,7 +34,7 @@ class ChatStreamAnswer final : public GenerationListener {
   ChatStreamAnswer(const ServerContext& context, ChatAnswerSpec spec,
                    std::shared_ptr<http::ResponseWriter> writer);
 
-  void Begin() { stream_.Begin(context_.options.keep_alive_interval); }
+  void Begin();
   void OnDelta(size_t choice_idx, const ChoiceText& text, ChoiceDelta delta) override;
   void OnError(ApiError error) override { stream_.Fail(error); }
 

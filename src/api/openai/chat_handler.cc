@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "api/auth.h"
+#include "api/cache_explanation.h"
 #include "api/openai/chat_answer.h"
 #include "api/openai/chat_request.h"
 #include "api/openai/generation_start.h"
@@ -11,6 +12,8 @@
 #include "api/output_rules.h"
 #include "api/prompt_budget.h"
 #include "api/request_body.h"
+#include "api/tagged_writer.h"
+#include "base/log.h"
 
 namespace fathom::api::openai {
 namespace {
@@ -47,8 +50,17 @@ Parsed<PreparedChat> PrepareChat(const ServerContext& context, const http::Reque
                       .in_reasoning = in_reasoning};
 }
 
+// The prompt and its answer will be what a later request can be compared with.
+void Remember(const ServerContext& context, const PreparedChat& chat, ChoiceText* text) {
+  text->OnFinish([&context, scope = chat.replay_scope,
+                  ids = chat.prompt](const std::vector<int32_t>& answer) mutable {
+    ids.insert(ids.end(), answer.begin(), answer.end());
+    context.history->Add(std::move(scope), std::move(ids));
+  });
+}
+
 MaybeError StartChat(const ServerContext& context, PreparedChat chat, const GrammarPtr& grammar,
-                     const Writer& writer) {
+                     Writer writer) {
   const ChatRequest& request = chat.request;
   const GenerationParams& params = request.params;
   const text::ToolCallParser::Options parser{
@@ -61,6 +73,15 @@ MaybeError StartChat(const ServerContext& context, PreparedChat chat, const Gram
     choices.push_back(
         MakeChoice(context, params, chat.prompt, chat.max_tokens, i, parser, grammar));
   }
+  Remember(context, chat, &choices.front().text);
+  json::Value cache_explanation;
+  if (request.explain_cache) {
+    CacheExplanation explanation =
+        ExplainCache(context, chat.replay_scope, chat.prompt, &request.conversation.messages);
+    LogInfo("prefix cache: {}", explanation.line);
+    writer = TagWriter(writer, {"x-cache-explanation", explanation.line});
+    cache_explanation = std::move(explanation.json);
+  }
   const bool stream = params.stream;
   ChatAnswerSpec spec{
       .envelope = MakeEnvelope(params, "chatcmpl-",
@@ -70,6 +91,7 @@ MaybeError StartChat(const ServerContext& context, PreparedChat chat, const Gram
           request.include_reasoning && request.thinking.mode == text::ThinkingMode::kThinking,
       .echo = params.echo ? request.conversation.last_content : "",
       .prompt_ids = std::move(chat.prompt),
+      .cache_explanation = std::move(cache_explanation),
       .replay_scope = request.conversation.continues_last ? "" : chat.replay_scope,
       .in_reasoning = chat.in_reasoning};
   if (!stream) {

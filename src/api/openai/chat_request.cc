@@ -48,6 +48,7 @@ Parsed<ChatRequest> ParseChatRequest(const json::Value& body, const ServerContex
   request.thinking = ReadThinking(&fields, context.options.default_chat_template_kwargs,
                                   context.options.effort_profile);
   request.tool_use = ReadTools(&fields, context.options.limits);
+  request.explain_cache = fields.Bool("explain_cache").value_or(false);
   request.include_reasoning = fields.Bool("include_reasoning").value_or(true);
   ReadContentRules(&fields, &request.rules);
   if (const MaybeError error =

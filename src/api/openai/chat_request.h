@@ -23,6 +23,7 @@ struct ChatRequest {
   ToolUse tool_use;
   OutputRules rules;
   bool include_reasoning = true;
+  bool explain_cache = false;
 };
 
 // `body` is a JSON object.

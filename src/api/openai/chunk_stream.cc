@@ -46,8 +46,12 @@ void ChunkStream::AddProgress(size_t prompt_idx, int num_processed_tokens, int n
                                                     {"cache", Integer(cached)},
                                                     {"processed", Integer(processed)},
                                                     {"time_ms", Integer(ms)}});
-  pending_ += http::SseData(open_object_ +
-                            ",\"choices\":[],\"prompt_progress\":" + json::Dump(progress) + "}");
+  AddMember("prompt_progress", progress);
+}
+
+void ChunkStream::AddMember(std::string_view name, const json::Value& value) {
+  pending_ += http::SseData(open_object_ + ",\"choices\":[]," + json::Quote(name) + ":" +
+                            json::Dump(value) + "}");
 }
 
 void ChunkStream::Send() {

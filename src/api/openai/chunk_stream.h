@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "api/api_options.h"
 #include "api/generation_params.h"
@@ -29,6 +30,8 @@ class ChunkStream {
   // request.
   void AddProgress(size_t prompt_idx, int num_processed_tokens, int num_cached_tokens,
                    int64_t num_prompt_tokens);
+  // Adds a chunk without choices, with one more member.
+  void AddMember(std::string_view name, const json::Value& value);
   void Send();
   // The usage chunk if asked for, [DONE], the end.
   void Finish(const UsageTally& usage);
