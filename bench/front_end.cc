@@ -65,7 +65,9 @@ class InstantEngine final : public engine::Engine {
     wake_.notify_one();
     return OkStatus();
   }
-  void Cancel(request::RequestId) override { std::abort(); }  // no client of ours leaves
+  void Finish(request::RequestId, request::FinishReason) override {
+    std::abort();  // no client of ours leaves
+  }
   void Drain(Duration) override {}
   engine::EngineStats Stats() const override { return {}; }
   request::RequestId NextRequestId() override { return next_id_++; }

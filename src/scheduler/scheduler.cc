@@ -134,7 +134,8 @@ std::vector<SequenceOutput> Scheduler::Commit(const request::StepResult& result,
     }
     const bool finished = output.event.finish_reason.has_value();
     if (finished) Finish(sequence);
-    const bool reports = sequence.request.report_progress && output.event.token_ids.empty();
+    const bool reports =
+        !finished && sequence.request.report_progress && output.event.token_ids.empty();
     if (reports) {
       output.event.num_processed_tokens = static_cast<int>(sequence.num_computed_tokens);
     }
