@@ -48,6 +48,7 @@ Result<std::unique_ptr<LocalEngine>> LocalEngine::Start(const ModelOptions& opti
   engine_options.limits = s.limits;
   engine_options.kv_cache_bytes = options.kv_cache_bytes;
   engine_options.max_queue = max_queue;
+  engine_options.decode_floor = options.decode_floor;
   const kv_cache::KvLayout layout = kv_cache::MakeKvLayout(s.config, s.numerics, s.index_dtype);
   ASSIGN_OR_RETURN(local->engine_, engine::MakeEngine(engine_options, layout, *s.model, *s.device,
                                                       local->metrics_, local->clock_));

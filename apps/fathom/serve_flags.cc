@@ -190,6 +190,10 @@ void AddModelFlags(std::vector<ServeFlag>* flags) {
   flags->push_back(Works(
       "max-num-batched-tokens", "N", "tokens of one step (default 2048)",
       SetModelNumber(&ModelOptions::max_num_batched_tokens, 1, 1 << 20, "max-num-batched-tokens")));
+  flags->push_back(Works("decode-floor", "SHARE",
+                         "of its speed alone that an answer keeps while prompts run, 0 to 0.95 "
+                         "(default 0.7; 0: prompts first, for throughput)",
+                         SetModelNumber(&ModelOptions::decode_floor, 0.0, 0.95, "decode-floor")));
   const auto set_kv_bytes = [](const Values& v, ServeOptions& o) -> Status {
     ASSIGN_OR_RETURN(o.model.kv_cache_bytes, ParseSize(v[0], "kv-cache-memory"));
     return OkStatus();

@@ -30,6 +30,7 @@ struct ModelOptions {
   int64_t max_model_len = 0;  // 0: auto
   int max_num_seqs = 64;
   int max_num_batched_tokens = 2048;
+  double decode_floor = 0.7;
   int64_t kv_cache_bytes = 0;  // 0: auto
 };
 
@@ -53,6 +54,8 @@ struct ServeOptions {
   double drain_timeout_s = 30;
   int keep_alive_interval_s = 10;
   int resume_window_s = 15;
+  int64_t replay_bytes = int64_t{64} << 20;
+  int64_t response_store_bytes = int64_t{256} << 20;
   std::string log_level = "info";
 };
 

@@ -50,7 +50,8 @@ class EngineModelTest : public testing::TestWithParam<Numerics> {
                                 .kv_cache_bytes = setting.num_blocks * layout.block_bytes +
                                                   num_pages * layout.window_page_bytes +
                                                   setting.max_num_seqs * layout.state.slot_bytes,
-                                .max_queue = 16};
+                                .max_queue = 16,
+                                .decode_floor = setting.last_is_first ? 0 : 0.7};
     auto engine = MakeEngine(options, layout, **model, *device_, metrics, clock);
     EXPECT_TRUE(engine.ok()) << engine.status().message();
 

@@ -185,6 +185,7 @@ TEST_F(EngineTest, TheSameSeedGivesTheSameTokensAloneBatchedChunkedAndPreempted)
     options.kv_cache_bytes = setting.num_blocks * layout.block_bytes +
                              num_pages * layout.window_page_bytes +
                              setting.max_num_seqs * layout.state.slot_bytes;
+    options.decode_floor = setting.last_is_first ? 0 : 0.7;
     metrics_.AddCounter("vllm:num_preemptions", "", {{"model_name", "fake"}});
     Start(HashOfAll, options);
     std::vector<std::shared_ptr<CollectingSink>> sinks;

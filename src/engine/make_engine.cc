@@ -36,6 +36,10 @@ Status CheckLimits(const EngineOptions& options) {
         "--max-num-batched-tokens is {}: it must be at least --max-num-seqs, which is {}",
         limits.max_batched_tokens, limits.max_num_seqs));
   }
+  if (!(options.decode_floor >= 0 && options.decode_floor <= 0.95)) {
+    return InvalidArgument(
+        fmt::format("--decode-floor must be 0 to 0.95, got {}", options.decode_floor));
+  }
   return OkStatus();
 }
 
@@ -72,7 +76,8 @@ Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
       .max_model_len = options.limits.max_model_len,
       .vocab_size = options.vocab_size,
       .eos_token_ids = options.eos_token_ids,
-      .cache = {.pools = pools, .sliding_window = options.sliding_window, .enabled = false}};
+      .cache = {.pools = pools, .sliding_window = options.sliding_window, .enabled = false},
+      .decode_floor = options.decode_floor};
   const EngineLoopOptions loop_options{
       .model_name = options.model_name,
       .max_live_requests = options.limits.max_num_seqs + options.max_queue};

@@ -17,6 +17,18 @@
 
 namespace fathom::engine {
 
+// What of ended requests is kept, and where.
+struct KvTierOptions {
+  bool prefix_caching = true;
+  int64_t retention_interval = 4096;  // tokens between the snapshots of a prefill; 0: at its end only
+  int32_t turn_token_id = -1;         // begins a user's turn
+  int64_t host_bytes = 0;             // 0: none, or 4 GiB where there is a disk
+  std::string disk_directory;         // empty: none
+  int64_t disk_bytes = int64_t{64} << 30;
+  int64_t disk_write_bytes_per_second = int64_t{200} << 20;
+  std::string model_fingerprint;  // the same for the same weights and numerics
+};
+
 struct EngineOptions {
   std::string model_name;  // of the metrics' label
   int vocab_size = 0;
@@ -27,7 +39,10 @@ struct EngineOptions {
   // kv_memory_share of the memory that is free on the device.
   int64_t kv_cache_bytes = 0;
   double kv_memory_share = 0.5;
+  KvTierOptions kv;
   int max_queue = 1024;  // requests that may wait beyond those that run
+  // The share of their solo speed that decodes keep while prompts run: 0 (none) to 0.95.
+  double decode_floor = 0.7;
 };
 
 // kOutOfMemory: the KV cache does not hold one context of limits.max_model_len; says what would
