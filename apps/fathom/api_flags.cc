@@ -76,6 +76,13 @@ ServeFlag RequestLimit(const char* name, int api::RequestLimits::* member, int l
   });
 }
 
+ApplyFlag SetSize(int64_t ServeOptions::* member, const char* name) {
+  return [=](const Values& v, ServeOptions& o) -> Status {
+    ASSIGN_OR_RETURN(o.*member, ParseSize(v[0], name));
+    return OkStatus();
+  };
+}
+
 ServeFlag HttpSize(const char* name, int64_t http::Limits::* member, std::string help) {
   return Works(name, "SIZE", std::move(help), [=](const Values& v, ServeOptions& o) -> Status {
     ASSIGN_OR_RETURN(o.http_limits.*member, ParseSize(v[0], name));
@@ -150,6 +157,13 @@ void AddRequestLimits(std::vector<ServeFlag>* flags) {
                                             ParseSize(v[0], "max-json-nodes"));
                            return OkStatus();
                          }));
+  flags->push_back(Works("replay-bytes", "SIZE",
+                         "answers kept as they were sampled, so that a conversation goes on token "
+                         "by token (default 64M)",
+                         SetSize(&ServeOptions::replay_bytes, "replay-bytes")));
+  flags->push_back(Works("response-store-bytes", "SIZE",
+                         "responses kept for previous_response_id (default 256M)",
+                         SetSize(&ServeOptions::response_store_bytes, "response-store-bytes")));
   flags->push_back(Works("max-queue", "N", "requests that may wait; more get 429 (default 1024)",
                          SetNumber(&ServeOptions::max_queue, 1, 1 << 20, "max-queue")));
 }

@@ -58,6 +58,8 @@ api::ApiOptions MakeApiOptions(const ServeOptions& options, const ModelSession& 
   out.raw_special_tokens = options.raw_special_tokens;
   if (options.model.seed != 0) out.seed = options.model.seed;
   out.limits = options.limits;
+  out.replay_bytes = static_cast<size_t>(options.replay_bytes);
+  out.response_store_bytes = static_cast<size_t>(options.response_store_bytes);
   out.resumable_streams.window = std::chrono::seconds(options.resume_window_s);
   out.keep_alive_interval = std::chrono::seconds(options.keep_alive_interval_s);
   out.http_limits = options.http_limits;

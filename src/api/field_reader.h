@@ -46,6 +46,9 @@ class FieldReader {
 std::string_view KindName(const json::Value& value);
 // The value as it may stand in a message: short, one line.
 std::string ShortDump(const json::Value& value);
+inline std::string Shown(std::string_view text) {
+  return ShortDump(json::Value::String(std::string(text)));
+}
 
 // `array` as token ids in [0, vocab_size). The message names the first that is none.
 Parsed<std::vector<int32_t>> ReadTokenIds(const json::Value& array, std::string_view name,

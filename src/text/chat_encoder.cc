@@ -85,7 +85,7 @@ class Renderer {
   void RenderBlocks(const std::vector<ContentBlock>& blocks);
   void RenderTools(const ChatMessage& message);
   void RenderAssistant(int i);
-  bool RenderSampled(const SampledTurn& turn, bool after_think_begin);
+  bool RenderSampled(const ChatMessage& message, bool after_think_begin);
   void RenderToolCall(const ToolCall& call);
   void RenderParameter(std::string_view name, bool is_string, std::string_view value);
   void RenderTransition(int i);
@@ -152,7 +152,7 @@ void Renderer::RenderAssistant(int i) {
   const ChatMessage& message = messages_[i];
   const bool after_task = i > 0 && !messages_[i - 1].task.empty();
   const bool has_reasoning = is_thinking_ && !after_task && (!drop_thinking_ || i > last_user_);
-  if (message.sampled == nullptr || !RenderSampled(*message.sampled, has_reasoning)) {
+  if (message.sampled == nullptr || !RenderSampled(message, has_reasoning)) {
     if (has_reasoning) {
       writer_.Plain(message.reasoning);
       writer_.Control(kThinkEndToken);
@@ -168,11 +168,14 @@ void Renderer::RenderAssistant(int i) {
 }
 
 // False when the turn's own ids cannot stand here: its reasoning is to be left out and has no end.
-bool Renderer::RenderSampled(const SampledTurn& turn, bool after_think_begin) {
+bool Renderer::RenderSampled(const ChatMessage& message, bool after_think_begin) {
+  const SampledTurn& turn = *message.sampled;
   const std::vector<int32_t>& ids = turn.token_ids;
   if (after_think_begin) {
     if (!turn.in_reasoning) writer_.Control(kThinkEndToken);
     writer_.Sampled(ids);
+    // Reasoning that a limit cut short gets its end; calls need none before them.
+    if (!turn.answer_begin && message.tool_calls.empty()) writer_.Control(kThinkEndToken);
     return true;
   }
   if (!turn.answer_begin || *turn.answer_begin > ids.size()) return false;

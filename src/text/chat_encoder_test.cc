@@ -139,6 +139,14 @@ TEST(ChatEncoder, ClosesTheReasoningThatASampledTurnDidNotHave) {
             "[BOS][U]a[A]<think></think>[EOS]");
 }
 
+TEST(ChatEncoder, ClosesTheReasoningOfASampledTurnThatWasCutInIt) {
+  const SampledTurns turns = {std::make_shared<SampledTurn>(
+      SampledTurn{.token_ids = {7}, .in_reasoning = true, .answer_begin = std::nullopt})};
+  EXPECT_EQ(Encode(R"([{"role":"user","content":"a"},{"role":"assistant","sampled":0}])",
+                   {.mode = ThinkingMode::kThinking, .sampled = &turns}),
+            "[BOS][U]a[A]<think></think>[EOS]");
+}
+
 TEST(ChatEncoder, RendersTheTextOfASampledTurnWhoseReasoningHasNoEndToLeaveOut) {
   const SampledTurns turns = {std::make_shared<SampledTurn>(
       SampledTurn{.token_ids = {7}, .in_reasoning = true, .answer_begin = std::nullopt})};

@@ -347,6 +347,18 @@ def test_c128_roles_beyond_user_and_assistant(prompt_is, refused):
     assert "role" in refused(messages=[{"role": "robot", "content": "go"}])
 
 
+def test_c128_system_messages_in_the_middle(prompt_is):
+    change = {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "get_weather"}}
+    inline = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {"name": "f"}}}
+    system = {"role": "system", "content": [change, {"type": "text", "text": "Be kind."}, inline]}
+    assert prompt_is(f'{USER}go\n\nBe kind.\n\nA tool was added:\n{{"name": "f"}}{ASSISTANT}</think>', tools=[WEATHER],
+                     messages=[*ASK, system, {"role": "system", "output_config": {"effort": "low"}}])
+    for_once = {"role": "system", "content": "Now only.", "clear_at": "next_user_message"}
+    assert prompt_is(f"{USER}go\n\nNow only.{ASSISTANT}", messages=[*ASK, for_once])
+    later = [*ASK, for_once, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "more"}]
+    assert prompt_is(f"{USER}go{ASSISTANT}</think>yes{EOS}{USER}more", messages=later)
+
+
 def test_c129_a_body_of_30_mb(messages):
     answer = messages("Hello there.", metadata={"user_id": "u", "padding": "x" * 30_000_000})
     assert answer.status == 200
@@ -428,6 +440,25 @@ def test_tool_choice_none_leaves_calls_in_the_text(messages):
     text = calls(call("get_weather", city="Paris"))
     answer = messages(text, tools=[WEATHER], tool_choice={"type": "none"}).json
     assert answer["content"] == [{"type": "text", "text": text}] and answer["stop_reason"] == "end_turn"
+
+
+def test_calls_that_are_asked_for(messages, refused):
+    text = calls(call("get_weather", city="Paris"))
+    for choice in [{"type": "any"}, {"type": "tool", "name": "get_weather"}, {"type": "auto"}]:
+        answer = messages(text, tools=[WEATHER], tool_choice=choice).json
+        assert [block["type"] for block in answer["content"]] == ["tool_use"] and answer["stop_reason"] == "tool_use"
+    assert "get_time" in refused(tools=[WEATHER], tool_choice={"type": "tool", "name": "get_time"})
+    assert "tool_choice" in refused(tools=[WEATHER], tool_choice={"type": "bogus"})
+    assert "tool_choice" in refused(tool_choice={"type": "any"})
+
+
+def test_an_answer_in_a_form(messages, refused):
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
+              "additionalProperties": False}
+    answer = messages('{"city": "Paris"}', output_config={"format": {"type": "json_schema", "schema": schema}}).json
+    assert json.loads(answer["content"][0]["text"]) == {"city": "Paris"}
+    assert "output_config.format" in refused(output_config={"format": {"type": "json_schema"}})
+    assert "output_config.format" in refused(output_config={"format": {"type": "poem"}})
 
 
 def test_one_call_where_parallel_ones_are_turned_off(messages):

@@ -23,8 +23,8 @@ ANSWER = "I must look.</think>Let me see." + calls(call("get_weather", city="Par
 @pytest.fixture
 def respond(scripted, scripted_openai):
     """Says a text and gives the client's response to these fields."""
-    def ask(text="Hello there.", **fields):
-        scripted.say(text)
+    def ask(said="Hello there.", /, **fields):
+        scripted.say(said)
         return scripted_openai.responses.create(**{**BODY, **fields})
     return ask
 
@@ -280,6 +280,28 @@ def test_custom_tools_take_a_text(scripted, scripted_openai, prompt_is, respond)
     result = {"type": "custom_tool_call_output", "call_id": first.output[0].call_id, "output": "done"}
     items = [{"role": "user", "content": "go"}, first.output[0].model_dump(exclude_none=True), result]
     assert prompt_is(f"{ASSISTANT}</think>{text}{EOS}{USER}<tool_result>done</tool_result>", tools=[patch], input=items)
+
+
+def test_calls_that_are_asked_for(respond, refused):
+    text = calls(call("get_weather", city="Paris"))
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_weather"}]}
+    for choice in ["required", {"type": "function", "name": "get_weather"}, allowed, "auto"]:
+        assert [item.type for item in respond(text, tools=[WEATHER], tool_choice=choice).output] == ["function_call"]
+    none = respond(text, tools=[WEATHER], tool_choice="none")
+    assert [item.type for item in none.output] == ["message"] and none.output_text == text
+    refused("tool_choice", tools=[WEATHER], tool_choice={"type": "function", "name": "get_time"})
+    refused("tool_choice", tools=[WEATHER], tool_choice={"type": "bogus"})
+    refused("tool_choice", tool_choice="required")
+
+
+def test_an_answer_in_a_form(scripted, scripted_openai, refused):
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
+              "additionalProperties": False}
+    scripted.say('{"city": "Paris"}')
+    form = {"type": "json_schema", "name": "place", "strict": True, "schema": schema}
+    assert json.loads(scripted_openai.responses.create(**BODY, text={"format": form}).output_text) == {"city": "Paris"}
+    refused("text.format.schema", text={"format": {"type": "json_schema", "name": "place"}})
+    refused("text.format", text={"format": {"type": "poem"}})
 
 
 def test_hosted_tools_are_left_out(prompt_is):

@@ -56,18 +56,41 @@ class TurnReader {
   std::unordered_set<std::string> call_ids_;
 };
 
+void AppendParagraph(const std::string& text, std::string* joined) {
+  if (!joined->empty() && !text.empty()) *joined += "\n\n";
+  *joined += text;
+}
+
+// Which of the request's tools are there from here on. The prompt shows them all at its head, where
+// they stay, so that the prefix holds.
+bool IsToolChange(const Value& block) {
+  const std::string type = StringOf(block, "type");
+  return type == "tool_addition" || type == "tool_removal";
+}
+
+// A tool that a change brings along is told where it comes.
+std::string ToolDefinition(const Value& block) {
+  const Value* tool = block.Find("tool");
+  const Value* definition = tool == nullptr ? nullptr : tool->Find("definition");
+  if (definition == nullptr || !definition->is_object()) return "";
+  return "A tool was added:\n" + json::DumpPython(*definition);
+}
+
 // The texts of a string or a list of text blocks, joined by an empty line.
 Parsed<std::string> ReadTexts(const Value& content, const std::string& place) {
   if (content.is_string()) return WithoutBilling(content.AsString());
   if (!content.is_array()) return Wrong(place, "must be a string or a list of text blocks");
   std::string joined;
   for (size_t i = 0; i < content.items().size(); ++i) {
-    const Value* text = content.items()[i].Find("text");
-    if (text == nullptr || !text->is_string())
+    const Value& block = content.items()[i];
+    const Value* text = block.Find("text");
+    if (IsToolChange(block)) {
+      AppendParagraph(ToolDefinition(block), &joined);
+    } else if (text == nullptr || !text->is_string()) {
       return Wrong(fmt::format("{}.{}", place, i), "must be a text block");
-    if (text->AsString().empty() || text->AsString().starts_with(kBillingHeader)) continue;
-    if (!joined.empty()) joined += "\n\n";
-    joined += text->AsString();
+    } else if (!text->AsString().starts_with(kBillingHeader)) {
+      AppendParagraph(text->AsString(), &joined);
+    }
   }
   return joined;
 }
@@ -85,6 +108,7 @@ MaybeError TurnReader::ReadMessage(const Value& message, const std::string& plac
   if (!message.is_object()) return Wrong(place, "must be an object");
   const std::string role = StringOf(message, "role");
   const Value* content = message.Find("content");
+  if (role == "system" && content == nullptr) return std::nullopt;
   if (content == nullptr || (!content->is_string() && !content->is_array()))
     return Wrong(place + ".content", "must be a string or a list of content blocks");
   if (role == "system") return ReadSystem(*content, place + ".content");
@@ -92,8 +116,7 @@ MaybeError TurnReader::ReadMessage(const Value& message, const std::string& plac
   if (role == "assistant") return ReadAssistant(*content, place + ".content");
   if (role == "user" || role == "ctx" || role == "msg")
     return ReadUser(*content, place + ".content");
-  return Wrong(place + ".role",
-               fmt::format("must be user or assistant, got {}", json::Quote(role)));
+  return Wrong(place + ".role", fmt::format("must be user or assistant, got {}", Shown(role)));
 }
 
 MaybeError TurnReader::ReadUser(const Value& content, const std::string& place) {
@@ -126,7 +149,7 @@ MaybeError TurnReader::ReadUserBlock(const Value& block, const std::string& type
     return std::nullopt;
   }
   if (type != "text")
-    return Wrong(place + ".type", fmt::format("{} is not supported", json::Quote(type)));
+    return Wrong(place + ".type", fmt::format("{} is not supported", Shown(type)));
   const Value* text = block.Find("text");
   if (text == nullptr || !text->is_string()) return Wrong(place + ".text", "must be a string");
   if (!text->AsString().empty()) turns_.AddUser(text->AsString());
@@ -184,7 +207,7 @@ MaybeError TurnReader::ReadToolResult(const Value& block, const std::string& pla
   if (call_ids_.count(id) == 0) {
     return Wrong(place, fmt::format("unknown tool_use_id {}: no tool_use block before it has this "
                                     "id; send the whole conversation",
-                                    json::Quote(id)));
+                                    Shown(id)));
   }
   Parsed<std::string> text = ResultText(block.Find("content"), place + ".content");
   if (!text.ok()) return text.error();
@@ -219,11 +242,11 @@ MaybeError TurnReader::ReadAssistantBlock(const Value& block, const std::string&
   }
   // What servers of other models did by themselves; this one has no such tools.
   const bool is_servers = type == "redacted_thinking" || type == "server_tool_use" ||
-                          type.ends_with("_tool_result") || type == "fallback" ||
-                          type == "compaction";
+                          type.ends_with("_tool_result") || type.starts_with("mcp_") ||
+                          type == "fallback" || type == "compaction";
   if (is_servers) return std::nullopt;
   if (type != "text")
-    return Wrong(place + ".type", fmt::format("{} is not supported", json::Quote(type)));
+    return Wrong(place + ".type", fmt::format("{} is not supported", Shown(type)));
   turns_.AddContent(StringOf(block, "text"), "\n\n");
   return std::nullopt;
 }
@@ -257,7 +280,12 @@ Parsed<TurnList> ReadTurns(const Value* system, const Value* messages, const Req
   if (system != nullptr) {
     if (MaybeError error = reader.ReadSystem(*system, "system")) return *std::move(error);
   }
+  size_t num_users = 0;  // still to come
+  for (const Value& message : items) num_users += StringOf(message, "role") == "user" ? 1 : 0;
   for (size_t i = 0; i < items.size(); ++i) {
+    if (StringOf(items[i], "role") == "user") --num_users;
+    // A system message for one turn only.
+    if (num_users > 0 && StringOf(items[i], "clear_at") == "next_user_message") continue;
     if (MaybeError error = reader.ReadMessage(items[i], fmt::format("messages.{}", i)))
       return *std::move(error);
   }

@@ -80,7 +80,6 @@ class MessageStreamAnswer final : public MessageAnswer {
 
   const std::shared_ptr<http::ResponseWriter> writer_;
   std::string pending_;
-  bool over_ = false;
 };
 
 class MessageWholeAnswer final : public MessageAnswer {

@@ -93,7 +93,7 @@ ToolUse ReadTools(FieldReader* fields, const RequestLimits& limits) {
     if (!type.empty() && type != "custom" && item.Find("input_schema") == nullptr) {
       fields->Fail(place, fmt::format("{}.type: {} is not supported; send the tool as a custom one "
                                       "with its input_schema",
-                                      place, json::Quote(type)));
+                                      place, Shown(type)));
       return use;
     }
     Parsed<Value> tool = ReadTool(item, place);

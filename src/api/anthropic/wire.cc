@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "api/field_reader.h"
+
 namespace fathom::api::anthropic {
 
 using json::Value;
@@ -73,7 +75,7 @@ MaybeError CheckModelName(std::string_view name, const ServerContext& context) {
   if (base.ends_with(']')) base = base.substr(0, base.rfind('['));
   if (is_served(name) || is_served(base) || base.starts_with("claude-")) return std::nullopt;
   return ApiError{.status = 404,
-                  .message = fmt::format("model: {}", name),
+                  .message = fmt::format("model: {}", Shown(name)),
                   .param = "model",
                   .code = "model_not_found"};
 }

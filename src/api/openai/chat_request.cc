@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "api/replay/restore.h"
+#include "api/conversation.h"
 
 namespace fathom::api::openai {
 namespace {
@@ -73,21 +73,10 @@ Parsed<ChatRequest> ParseChatRequest(const json::Value& body, const ServerContex
 
 Parsed<std::vector<int32_t>> EncodePrompt(const ChatRequest& request, const ServerContext& context,
                                           std::string_view replay_scope) {
-  json::Value messages = request.conversation.messages;
-  const text::SampledTurns sampled = RestoreSampledTurns(*context.replay, replay_scope, &messages);
-  if (!request.tool_use.tools.items().empty()) {
-    if (const Status status = text::AttachTools(request.tool_use.tools, &messages); !status.ok()) {
-      return FromStatus(status);
-    }
-  }
-  const auto pieces =
-      text::EncodeMessages(messages, {.mode = request.thinking.mode,
-                                      .drop_thinking = request.thinking.drop_thinking,
-                                      .effort = request.thinking.effort,
-                                      .profile = context.options.effort_profile,
-                                      .sampled = &sampled});
-  if (!pieces.ok()) return FromStatus(pieces.status());
-  return text::TokenizePieces(context.tokenizer, *pieces, context.options.raw_special_tokens);
+  return EncodeConversation({.messages = request.conversation.messages,
+                             .tools = request.tool_use.tools,
+                             .thinking = request.thinking},
+                            context, replay_scope);
 }
 
 }  // namespace fathom::api::openai

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "api/api_test_server.h"
+#include "api/replay/reasoning_seal.h"
 #include "api/replay/replay_store.h"
 #include "api/replay/restore.h"
 
@@ -51,6 +52,42 @@ TEST(ReplayStore, ReplacesARecordOfTheSameKey) {
   const size_t one = store.num_bytes();
   store.Put("s", {"b"}, Record("new"));
   EXPECT_EQ(store.num_bytes(), one);
+}
+
+TEST(ReasoningSeal, KnowsItsOwnSignaturesOfTheTextOrOfNone) {
+  const ReasoningSeal seal("");
+  const std::string id = ReasoningSeal::NewId();
+  const std::string signature = seal.Sign("alice", id, "I think.");
+  EXPECT_LT(signature.size(), 100u);
+  EXPECT_EQ(seal.Sign("alice", id, std::string(100'000, 'x')).size(), signature.size());
+  EXPECT_EQ(seal.VerifiedId("alice", signature, "I think."), id);
+  EXPECT_EQ(seal.VerifiedId("alice", signature, ""), id);
+  EXPECT_FALSE(seal.VerifiedId("alice", signature, "I thought."));
+  EXPECT_FALSE(seal.VerifiedId("bob", signature, "I think."));
+  EXPECT_FALSE(ReasoningSeal("").VerifiedId("alice", signature, "I think."));
+  std::string damaged = signature;
+  damaged[5] = damaged[5] == 'A' ? 'B' : 'A';
+  for (const std::string& text : {damaged, std::string(), std::string("abc"), std::string("====")})
+    EXPECT_FALSE(seal.VerifiedId("alice", text, "")) << text;
+}
+
+TEST(ReasoningSeal, OpensWhatWasSealedForTheSameScopeBySameSecret) {
+  const ReasoningSeal seal("secret");
+  const std::string id = ReasoningSeal::NewId();
+  const std::string token = seal.Seal("alice", {id, "I think. \u00e9"});
+  EXPECT_EQ(token.find("think"), std::string::npos);
+  const auto opened = ReasoningSeal("secret").Open("alice", token);
+  ASSERT_TRUE(opened);
+  EXPECT_EQ(opened->id, id);
+  EXPECT_EQ(opened->text, "I think. \u00e9");
+  EXPECT_FALSE(seal.Open("bob", token));
+  EXPECT_FALSE(ReasoningSeal("other").Open("alice", token));
+  for (size_t i = 0; i + 4 < token.size(); i += 5) {
+    std::string damaged = token;
+    damaged[i] = damaged[i] == 'A' ? 'B' : 'A';
+    EXPECT_FALSE(seal.Open("alice", damaged)) << i;
+    EXPECT_FALSE(seal.Open("alice", token.substr(0, i))) << i;
+  }
 }
 
 // Restoring, with one remembered call get_weather({"city": "Paris", "days": 2}) after reasoning.

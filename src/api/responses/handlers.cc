@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "api/auth.h"
+#include "api/identifiers.h"
 #include "api/openai/generation_start.h"
 #include "api/prompt_budget.h"
 #include "api/request_body.h"
@@ -75,7 +76,7 @@ MaybeError Start(const ServerContext& context, PreparedResponse prepared, const 
 
 ApiError NotFound(const std::string& id) {
   return {.status = 404,
-          .message = fmt::format("Response with id '{}' not found.", id),
+          .message = fmt::format("Response with id '{}' not found.", SanitizeClientId(id)),
           .param = "id",
           .code = "response_not_found"};
 }

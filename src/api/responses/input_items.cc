@@ -70,7 +70,7 @@ MaybeError ItemReader::Read(const Value& item, const std::string& place) {
     return std::nullopt;
   return BadRequest(fmt::format("{}.type {} is not supported: send messages, reasoning, function "
                                 "calls and their outputs",
-                                place, json::Quote(type)),
+                                place, Shown(type)),
                     "input");
 }
 
@@ -96,7 +96,7 @@ MaybeError ItemReader::ReadMessage(const Value& item, const std::string& place) 
     turns_.AddSystem(**content);
   } else {
     return BadRequest(fmt::format("{}.role must be user, assistant, system or developer, got {}",
-                                  place, json::Quote(role)),
+                                  place, Shown(role)),
                       "input");
   }
   return std::nullopt;
@@ -121,7 +121,7 @@ MaybeError ItemReader::ReadOutput(const Value& item, const std::string& place) {
   if (call_ids_.count(call_id) == 0) {
     return BadRequest(
         fmt::format("No tool call found for the output with call_id {}; replay full input instead",
-                    json::Quote(call_id)),
+                    Shown(call_id)),
         "input");
   }
   const Value* output = item.Find("output");
@@ -175,7 +175,7 @@ Parsed<Value> ReadInput(const Value* input, ResponseStore& store, std::string_vi
     Value found = store.FindItem(scope, id);
     if (found.is_null()) {
       return BadRequest(
-          fmt::format("input[{}]: item {} is not known; send the item itself", i, json::Quote(id)),
+          fmt::format("input[{}]: item {} is not known; send the item itself", i, Shown(id)),
           "input");
     }
     item = std::move(found);
@@ -189,9 +189,9 @@ Parsed<std::vector<Value>> EarlierItems(const std::string& id, ResponseStore& st
   for (std::string at = id; !at.empty(); at = chain.back()->previous_id) {
     auto response = store.Find(scope, at);
     if (response == nullptr) {
-      return BadRequest(fmt::format("Previous response with id '{}' not found; replay full input "
+      return BadRequest(fmt::format("Previous response with id {} not found; replay full input "
                                     "instead",
-                                    at),
+                                    Shown(at)),
                         "previous_response_id", "previous_response_not_found");
     }
     chain.push_back(std::move(response));

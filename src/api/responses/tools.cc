@@ -84,7 +84,7 @@ void ReadToolChoice(FieldReader* fields, ToolUse* use) {
         "tool_choice",
         fmt::format("tool_choice must be none, auto, required (with tools to choose from), "
                     "a function or allowed_tools, got {}",
-                    type.empty() ? ShortDump(*choice) : json::Quote(type)));
+                    type.empty() ? ShortDump(*choice) : Shown(type)));
   }
 }
 
