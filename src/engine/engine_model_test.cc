@@ -20,6 +20,12 @@ struct Setting {
   bool last_is_first = false;  // who comes later has priority over those that run by then
 };
 
+struct Answer {
+  std::vector<int32_t> token_ids;
+  std::vector<float> logprobs;  // of each, to the last bit
+  bool operator==(const Answer&) const = default;
+};
+
 class EngineModelTest : public testing::TestWithParam<Numerics> {
  protected:
   void SetUp() override {
@@ -30,18 +36,17 @@ class EngineModelTest : public testing::TestWithParam<Numerics> {
     weights_ = *weights;
   }
 
-  // Every prompt's tokens, all submitted at once; greedy and sampled take turns.
-  std::vector<std::vector<int32_t>> Generate(const Setting& setting) {
+  void Start(const Setting& setting) {
+    engine_.reset();
     const model::ModelLimits limits{.max_batched_tokens = setting.max_batched_tokens,
                                     .max_num_seqs = setting.max_num_seqs,
                                     .max_model_len = 512};
     auto model =
         model::MakeDeepSeekV4(config_, GetParam(), index_dtype_, weights_, limits, *device_);
-    EXPECT_TRUE(model.ok()) << model.status().message();
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    model_ = std::move(*model);
     const auto layout = kv_cache::MakeKvLayout(config_, GetParam(), index_dtype_);
     const int num_pages = 5 * setting.max_num_seqs + setting.max_batched_tokens / 64;
-    MetricsRegistry metrics;
-    const SystemClock clock;
     const EngineOptions options{.model_name = "small",
                                 .vocab_size = config_.vocab_size,
                                 .sliding_window = config_.sliding_window,
@@ -52,54 +57,103 @@ class EngineModelTest : public testing::TestWithParam<Numerics> {
                                                   setting.max_num_seqs * layout.state.slot_bytes,
                                 .max_queue = 16,
                                 .decode_floor = setting.last_is_first ? 0 : 0.7};
-    auto engine = MakeEngine(options, layout, **model, *device_, metrics, clock);
-    EXPECT_TRUE(engine.ok()) << engine.status().message();
+    auto engine = MakeEngine(options, layout, *model_, *device_, metrics_, clock_);
+    ASSERT_TRUE(engine.ok()) << engine.status().message();
+    engine_ = std::move(*engine);
+  }
 
+  std::shared_ptr<CollectingSink> Submit(std::vector<int32_t> prompt, int priority = 0) {
+    request::Request request;
+    request.id = engine_->NextRequestId();
+    const size_t length = prompt.size();
+    request.prompt_token_ids = std::move(prompt);
+    request.sampling.temperature = static_cast<double>(length % 2);
+    request.sampling.top_p = 0.9;
+    request.sampling.seed = length;
+    request.sampling.max_tokens = 24;
+    request.sampling.ignore_eos = true;
+    request.sampling.num_logprobs = 1;
+    request.priority = priority;
+    request.arrival = clock_.Now();
+    auto sink = std::make_shared<CollectingSink>();
+    const Status status = engine_->Submit(std::move(request), sink);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return sink;
+  }
+
+  static Answer Wait(CollectingSink& sink) {
+    const auto last = sink.Wait();
+    EXPECT_EQ(last.finish_reason, request::FinishReason::kLength) << last.error.message();
+    Answer answer{.token_ids = sink.token_ids(), .logprobs = {}};
+    for (const auto& token : sink.logprobs()) answer.logprobs.push_back(token.chosen.logprob);
+    return answer;
+  }
+
+  // Every prompt's answer, all submitted at once; greedy and sampled take turns.
+  std::vector<Answer> Generate(const Setting& setting) {
+    Start(setting);
     std::vector<std::shared_ptr<CollectingSink>> sinks;
     for (const int length : {1, 7, 50, 245, 250}) {
-      request::Request request;
-      request.id = (*engine)->NextRequestId();
-      request.prompt_token_ids =
-          model::RandomTokens(config_, length, static_cast<uint32_t>(length));
-      request.sampling.temperature = length % 2;
-      request.sampling.top_p = 0.9;
-      request.sampling.seed = static_cast<uint64_t>(length);
-      request.sampling.max_tokens = 24;
-      request.sampling.ignore_eos = true;
-      if (setting.last_is_first) request.priority = -length;
-      request.arrival = clock.Now();
-      sinks.push_back(std::make_shared<CollectingSink>());
-      const Status status = (*engine)->Submit(std::move(request), sinks.back());
-      EXPECT_TRUE(status.ok()) << status.message();
+      sinks.push_back(Submit(model::RandomTokens(config_, length, static_cast<uint32_t>(length)),
+                             setting.last_is_first ? -length : 0));
       if (setting.last_is_first) sinks.back()->WaitForTokens(1);
     }
-    std::vector<std::vector<int32_t>> outputs;
-    for (auto& sink : sinks) {
-      const auto last = sink->Wait();
-      EXPECT_EQ(last.finish_reason, request::FinishReason::kLength) << last.error.message();
-      outputs.push_back(sink->token_ids());
-    }
-    engine->reset();
-    num_preemptions_ +=
-        metrics.AddCounter("vllm:num_preemptions", "", {{"model_name", "small"}}).value();
-    return outputs;
+    std::vector<Answer> answers;
+    for (auto& sink : sinks) answers.push_back(Wait(*sink));
+    engine_.reset();
+    return answers;
+  }
+
+  uint64_t NumPreemptions() {
+    return metrics_.AddCounter("vllm:num_preemptions", "", {{"model_name", "small"}}).value();
   }
 
   const config::ModelConfig config_ = model::SmallConfig();
   IndexKeyDType index_dtype_ = IndexKeyDType::kFp4;
   std::unique_ptr<device::Device> device_ = device::MakeCpuDevice(2);
   std::shared_ptr<const model::Weights> weights_;
-  uint64_t num_preemptions_ = 0;
+  MetricsRegistry metrics_;
+  const SystemClock clock_;
+  std::unique_ptr<model::DeepSeekV4> model_;
+  std::unique_ptr<Engine> engine_;
 };
 
 TEST_P(EngineModelTest, GivesTheSameTokensAloneBatchedChunkedAndPreempted) {
   const auto alone = Generate({1, 512, 16});
-  for (const auto& tokens : alone) EXPECT_EQ(tokens.size(), 24u);
+  for (const auto& answer : alone) EXPECT_EQ(answer.token_ids.size(), 24u);
   EXPECT_EQ(Generate({5, 1024, 16}), alone) << "batched";
   EXPECT_EQ(Generate({5, 37, 16}), alone) << "chunked";
-  EXPECT_EQ(num_preemptions_, 0u);
+  EXPECT_EQ(NumPreemptions(), 0u);
   EXPECT_EQ(Generate({2, 300, 5, true}), alone) << "preempted";
-  EXPECT_GT(num_preemptions_, 0u) << "the last setting no longer preempts";
+  EXPECT_GT(NumPreemptions(), 0u) << "the last setting no longer preempts";
+}
+
+// Two conversations of four turns at once, each going on from its last answer.
+TEST_P(EngineModelTest, GivesTheSameTokensWhenThePromptIsCached) {
+  const Setting setting{4, 512, 24};
+  Start(setting);
+  std::vector<std::vector<int32_t>> prompts = {model::RandomTokens(config_, 250, 1),
+                                               model::RandomTokens(config_, 70, 2)};
+  std::vector<std::vector<int32_t>> asked;
+  std::vector<Answer> answers;
+  for (uint32_t turn = 0; turn < 4; ++turn) {
+    std::vector<std::shared_ptr<CollectingSink>> sinks;
+    for (const auto& prompt : prompts) sinks.push_back(Submit(prompt));
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      asked.push_back(prompts[i]);
+      answers.push_back(Wait(*sinks[i]));
+      EXPECT_EQ(sinks[i]->Wait().num_cached_tokens,
+                turn == 0 ? 0 : static_cast<int>(asked[asked.size() - 3].size()) + 23);
+      const auto& answer = answers.back().token_ids;
+      prompts[i].insert(prompts[i].end(), answer.begin(), answer.end());
+      const auto more = model::RandomTokens(config_, 11 + static_cast<int>(i), turn + 10);
+      prompts[i].insert(prompts[i].end(), more.begin(), more.end());
+    }
+  }
+  for (size_t i = 0; i < asked.size(); ++i) {
+    Start(setting);  // knows nothing
+    EXPECT_EQ(Wait(*Submit(asked[i])), answers[i]) << asked[i].size() << " tokens";
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Numerics, EngineModelTest,

@@ -39,7 +39,7 @@ struct EngineOptions {
   // kv_memory_share of the memory that is free on the device.
   int64_t kv_cache_bytes = 0;
   double kv_memory_share = 0.5;
-  KvTierOptions kv;
+  KvTierOptions kv = {};
   int max_queue = 1024;  // requests that may wait beyond those that run
   // The share of their solo speed that decodes keep while prompts run: 0 (none) to 0.95.
   double decode_floor = 0.7;

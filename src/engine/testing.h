@@ -20,6 +20,7 @@ class CollectingSink final : public request::TokenSink {
     std::lock_guard lock(mutex_);
     EXPECT_FALSE(finished_) << "an event after the last";
     token_ids_.insert(token_ids_.end(), event.token_ids.begin(), event.token_ids.end());
+    logprobs_.insert(logprobs_.end(), event.logprobs.begin(), event.logprobs.end());
     finished_ = event.finish_reason.has_value();
     last_ = std::move(event);
     changed_.notify_all();
@@ -39,11 +40,16 @@ class CollectingSink final : public request::TokenSink {
     std::lock_guard lock(mutex_);
     return token_ids_;
   }
+  std::vector<request::TokenLogprobs> logprobs() const {
+    std::lock_guard lock(mutex_);
+    return logprobs_;
+  }
 
  private:
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<int32_t> token_ids_;
+  std::vector<request::TokenLogprobs> logprobs_;
   request::TokenEvent last_;
   bool finished_ = false;
 };
