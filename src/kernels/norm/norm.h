@@ -36,7 +36,9 @@ void Launch(const RmsNormParams<T>& params, device::Stream& stream);
 template <typename T>
 void Launch(const HeadNormParams<T>& params, device::Stream& stream);
 
-// One row on the calling thread, for operators that end in a norm.
+// One row on the calling thread, for operators that hold a norm: mean(x^2), and the whole.
+template <typename T>
+float MeanSquare(const T* x, int64_t size);
 template <typename T>
 void RmsNormRow(const T* x, const BFloat16* weight, float eps, int64_t size, T* y);
 

@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/lane_sum.h"
 #include "kernels/norm/norm.h"
 #include "kernels/norm/norm_cuda.h"
+#include "kernels/simd/convert_rows.h"
 
 namespace fathom::kernels {
 namespace {
@@ -14,26 +16,51 @@ int64_t RowsPerTask(int64_t size) {
 
 template <typename T>
 void HeadNormRow(T* q, float eps, int64_t size) {
-  const float sum = LaneSum(size, [q](int64_t i) {
-    const float x = ToFloat(q[i]);
-    return Round<T>(x * x);
-  });
-  const float mean = Round<T>(sum / static_cast<float>(size));
+  float x[kRowPiece];
+  LaneSum sum;
+  for (int64_t begin = 0; begin < size; begin += kRowPiece) {
+    const int64_t n = std::min(kRowPiece, size - begin);
+    WidenRow(q + begin, x, n);
+    for (int64_t i = 0; i < n; ++i) x[i] = x[i] * x[i];
+    if constexpr (kIsOfficial<T>) Simd().round_to_bf16(x, x, n);
+    sum.Add(x, n);
+  }
+  const float mean = Round<T>(sum.Total() / static_cast<float>(size));
   const float scale = Round<T>(1.0f / std::sqrt(Round<T>(mean + eps)));
-  for (int64_t i = 0; i < size; ++i) q[i] = FromFloat<T>(ToFloat(q[i]) * scale);
+  for (int64_t begin = 0; begin < size; begin += kRowPiece) {
+    const int64_t n = std::min(kRowPiece, size - begin);
+    WidenRow(q + begin, x, n);
+    for (int64_t i = 0; i < n; ++i) x[i] = x[i] * scale;
+    NarrowRow(x, q + begin, n);
+  }
 }
 
 }  // namespace
 
 template <typename T>
+float MeanSquare(const T* x, int64_t size) {
+  float piece[kRowPiece];
+  LaneSum sum;
+  for (int64_t begin = 0; begin < size; begin += kRowPiece) {
+    const int64_t n = std::min(kRowPiece, size - begin);
+    WidenRow(x + begin, piece, n);
+    for (int64_t i = 0; i < n; ++i) piece[i] = piece[i] * piece[i];
+    sum.Add(piece, n);
+  }
+  return sum.Total() / static_cast<float>(size);
+}
+
+template <typename T>
 void RmsNormRow(const T* x, const BFloat16* weight, float eps, int64_t size, T* y) {
-  const float sum = LaneSum(size, [x](int64_t i) {
-    const float v = ToFloat(x[i]);
-    return v * v;
-  });
-  const float scale = 1.0f / std::sqrt(sum / static_cast<float>(size) + eps);
-  for (int64_t i = 0; i < size; ++i)
-    y[i] = FromFloat<T>(ToFloat(x[i]) * scale * ToFloat(weight[i]));
+  const float scale = 1.0f / std::sqrt(MeanSquare(x, size) + eps);
+  float piece[kRowPiece], weights[kRowPiece];
+  for (int64_t begin = 0; begin < size; begin += kRowPiece) {
+    const int64_t n = std::min(kRowPiece, size - begin);
+    WidenRow(x + begin, piece, n);
+    WidenRow(weight + begin, weights, n);
+    for (int64_t i = 0; i < n; ++i) piece[i] = piece[i] * scale * weights[i];
+    NarrowRow(piece, y + begin, n);
+  }
 }
 
 template <typename T>
@@ -57,6 +84,8 @@ void Launch(const HeadNormParams<T>& p, device::Stream& stream) {
                                    });
 }
 
+template float MeanSquare(const BFloat16*, int64_t);
+template float MeanSquare(const float*, int64_t);
 template void RmsNormRow(const BFloat16*, const BFloat16*, float, int64_t, BFloat16*);
 template void RmsNormRow(const float*, const BFloat16*, float, int64_t, float*);
 template void Launch(const RmsNormParams<BFloat16>&, device::Stream&);

@@ -119,9 +119,9 @@ class TokenHeads {
                            .o_stride = p_.head_dim});
     });
     for (int h = 0; h < heads_; ++h) {
-      for (int i = 0; i < p_.head_dim; ++i) {
-        row_[h * p_.head_dim + i] = FromFloat<T>(o_[h * p_.head_dim + i] / l[h]);
-      }
+      float* o = o_ + h * p_.head_dim;
+      for (int i = 0; i < p_.head_dim; ++i) o[i] = o[i] / l[h];
+      NarrowRow(o, row_ + h * p_.head_dim, p_.head_dim);
     }
   }
 
