@@ -13,6 +13,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/embedded_files.h"
 #include "checkpoint/synthetic_checkpoint.h"
+#include "model/deepseek_v4_cuda.h"
 #include "model/weights.h"
 
 namespace fathom::app {
@@ -47,14 +48,39 @@ class ReportingSource final : public checkpoint::TensorSource {
   mutable ProgressLine progress_;   // guarded by mutex_
 };
 
+int NumThreads(const ModelOptions& options) {
+  return options.num_threads > 0 ? options.num_threads : NumUsableCores();
+}
+
 Result<std::unique_ptr<device::Device>> OpenDevice(const ModelOptions& options) {
-  const int num_threads = options.num_threads > 0 ? options.num_threads : NumUsableCores();
+  const bool fp32 = options.numerics == config::Numerics::kFp32;
   if (options.device == DeviceChoice::kCuda) {
-    RETURN_IF_ERROR(device::MakeCudaDevice(0).status());
-    return DeviceError(
-        "--device cuda: the model does not run on a GPU in this build; use --device cpu");
+    if (fp32) return InvalidArgument("--numerics fp32 runs on the CPU only: add --device cpu");
+    return device::MakeCudaDevice(0);
   }
-  return device::MakeCpuDevice(num_threads);
+  if (options.device == DeviceChoice::kAuto && !fp32) {
+    auto gpu = device::MakeCudaDevice(0);
+    if (gpu.ok()) return gpu;
+  }
+  return device::MakeCpuDevice(NumThreads(options));
+}
+
+// Weights into the model's own memory: on a CPU as they are read; for a GPU by way of the host's.
+Result<std::unique_ptr<model::DeepSeekV4>> LoadModel(const ModelOptions& options,
+                                                     const ModelSession& session,
+                                                     const checkpoint::TensorSource& source) {
+  if (session.device->kind() == device::DeviceKind::kCpu) {
+    ASSIGN_OR_RETURN(auto weights, model::LoadWeights(session.config, source, *session.device));
+    return model::MakeDeepSeekV4(session.config, session.numerics, session.index_dtype,
+                                 std::move(weights), session.limits, *session.device);
+  }
+  const bool dummy = options.load_format == LoadFormat::kDummy;
+  const auto host = device::MakeCpuDevice(NumThreads(options));
+  ASSIGN_OR_RETURN(const auto weights, dummy
+                                           ? model::PlaceWeights(session.config, source, *host)
+                                           : model::LoadWeights(session.config, source, *host));
+  return model::MakeDeepSeekV4Cuda(session.config, session.index_dtype, *weights, dummy,
+                                   session.limits, *session.device);
 }
 
 // A preset's name stands for its config with dummy weights; anything else is a folder.
@@ -117,10 +143,7 @@ Result<ModelSession> OpenModel(const ModelOptions& options, SessionText text) {
     ASSIGN_OR_RETURN(source, checkpoint::OpenCheckpoint(session.folder, session.config));
   }
   const ReportingSource reporting(std::move(source), "loading " + options.model);
-  ASSIGN_OR_RETURN(auto weights, model::LoadWeights(session.config, reporting, *session.device));
-  ASSIGN_OR_RETURN(session.model,
-                   model::MakeDeepSeekV4(session.config, session.numerics, session.index_dtype,
-                                         std::move(weights), session.limits, *session.device));
+  ASSIGN_OR_RETURN(session.model, LoadModel(options, session, reporting));
   LogInfo("loaded {} ({}) onto {} in {:.2f} s", options.model,
           FormatBytes(static_cast<double>(reporting.total_bytes())), session.device->name(),
           Seconds(clock.Now() - start));

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "base/check.h"
+#include "model/deepseek_v4_cuda.h"
 
 namespace fathom::model {
 
@@ -31,11 +32,12 @@ config::ModelConfig SmallConfig() {
 
 TestModel::TestModel(const config::ModelConfig& config, config::Numerics numerics, int num_threads,
                      int max_seqs, int max_len, kv_cache::IndexKeyDType index_dtype,
-                     const checkpoint::TensorSource* weights_source)
+                     const checkpoint::TensorSource* weights_source,
+                     std::unique_ptr<device::Device> gpu)
     : config_(config),
       max_blocks_((max_len + kv_cache::kBlockTokens - 1) / kv_cache::kBlockTokens),
       max_pages_((max_len + kv_cache::kWindowPageTokens - 1) / kv_cache::kWindowPageTokens),
-      device_(device::MakeCpuDevice(num_threads)) {
+      device_(gpu != nullptr ? std::move(gpu) : device::MakeCpuDevice(num_threads)) {
   if (numerics == config::Numerics::kFp32) index_dtype = kv_cache::IndexKeyDType::kFp32;
   layout_ = kv_cache::MakeKvLayout(config, numerics, index_dtype);
   stream_ = std::move(device_->MakeStream().value());
@@ -44,19 +46,27 @@ TestModel::TestModel(const config::ModelConfig& config, config::Numerics numeric
     synthetic = checkpoint::MakeSyntheticSource(config, 1);
     weights_source = synthetic.get();
   }
-  auto weights = LoadWeights(config, *weights_source, *device_);
+  const std::unique_ptr<device::Device> host = device::MakeCpuDevice(num_threads);
+  const bool on_cpu = device_->kind() == device::DeviceKind::kCpu;
+  auto weights = LoadWeights(config, *weights_source, on_cpu ? *device_ : *host);
   CHECK(weights.ok());
   const ModelLimits limits{
       .max_batched_tokens = max_seqs * max_len, .max_num_seqs = max_seqs, .max_model_len = max_len};
-  model_ = std::move(
-      MakeDeepSeekV4(config, numerics, index_dtype, std::move(*weights), limits, *device_).value());
+  auto model = on_cpu ? MakeDeepSeekV4(config, numerics, index_dtype, std::move(*weights), limits,
+                                       *device_)
+                      : MakeDeepSeekV4Cuda(config, index_dtype, **weights, false, limits, *device_);
+  CHECK(model.ok());
+  model_ = std::move(*model);
   blocks_ = device_->Allocate(int64_t{max_seqs} * max_blocks_ * layout_.block_bytes).value();
   pages_ = device_->Allocate(int64_t{max_seqs} * max_pages_ * layout_.window_page_bytes).value();
   slots_ = device_->Allocate(max_seqs * layout_.state.slot_bytes).value();
   // What an earlier sequence left behind must not matter.
   for (const device::Buffer* buffer : {&blocks_, &pages_, &slots_}) {
-    std::fill_n(buffer->data(), buffer->bytes(), std::byte{0x5a});
+    const std::vector<std::byte> garbage(static_cast<size_t>(buffer->bytes()), std::byte{0x5a});
+    CHECK(stream_->Copy(buffer->data(), garbage.data(), buffer->bytes()).ok());
+    CHECK(stream_->Synchronize().ok());
   }
+  logits_ = std::move(device_->Allocate(int64_t{max_seqs} * max_len * config.vocab_size * 4).value());
 }
 
 TestSequence TestModel::Add(std::vector<int32_t> token_ids) {
@@ -97,8 +107,11 @@ void TestModel::Step(std::span<TestSequence* const> sequences, std::span<const i
                    .first_window_page = first_pages,
                    .state_slots = slots,
                    .logits_rows = rows},
-                  {blocks_.data(), pages_.data(), slots_.data()}, logits.data(), *stream_,
+                  {blocks_.data(), pages_.data(), slots_.data()},
+                  reinterpret_cast<float*>(logits_.data()), *stream_,
                   recorder);
+  CHECK(stream_->Copy(logits.data(), logits_.data(), static_cast<int64_t>(logits.size() * 4)).ok());
+  CHECK(stream_->Synchronize().ok());
   size_t row = 0;
   for (size_t s = 0; s < sequences.size(); ++s) {
     for (int i = last_logits_only_ ? counts[s] - 1 : 0; i < counts[s]; ++i, ++row) {

@@ -30,7 +30,8 @@ class TestModel {
   TestModel(const config::ModelConfig& config, config::Numerics numerics, int num_threads,
             int max_seqs = 4, int max_len = 1200,
             kv_cache::IndexKeyDType index_dtype = kv_cache::IndexKeyDType::kFp4,
-            const checkpoint::TensorSource* weights = nullptr);  // null: synthetic ones
+            const checkpoint::TensorSource* weights = nullptr,  // null: synthetic ones
+            std::unique_ptr<device::Device> gpu = nullptr);     // null: the CPU
 
   TestSequence Add(std::vector<int32_t> token_ids);
   // One step: the next counts[i] tokens of each sequence, appended to their logits.
@@ -57,7 +58,7 @@ class TestModel {
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<device::Stream> stream_;
   std::unique_ptr<DeepSeekV4> model_;
-  device::Buffer blocks_, pages_, slots_;
+  device::Buffer blocks_, pages_, slots_, logits_;
 };
 
 std::vector<int32_t> RandomTokens(const config::ModelConfig& config, int count, uint32_t seed);

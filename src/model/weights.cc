@@ -48,6 +48,12 @@ class WeightLoader {
       : config_(config), source_(source), device_(device), weights_(weights) {}
 
   Status Load() {
+    RETURN_IF_ERROR(Place());
+    return ReadAll();
+  }
+
+  // Everything but the values.
+  Status Place() {
     RETURN_IF_ERROR(PlaceAll());
     BindTop();
     for (int i = 0; i < config_.num_layers; ++i) {
@@ -58,8 +64,7 @@ class WeightLoader {
     }
     if (config_.draft == config::DraftKind::kMtp) BindMtp();
     if (config_.draft == config::DraftKind::kDSpark) BindDSpark();
-    RETURN_IF_ERROR(error_);
-    return ReadAll();
+    return error_;
   }
 
  private:
@@ -282,11 +287,17 @@ class WeightLoader {
 Result<std::shared_ptr<const Weights>> LoadWeights(const config::ModelConfig& config,
                                                    const checkpoint::TensorSource& source,
                                                    device::Device& device) {
-  if (device.kind() != device::DeviceKind::kCpu) {
-    return DeviceError("the model runs on the CPU only so far: use --device cpu");
-  }
+  CHECK(device.kind() == device::DeviceKind::kCpu);
   auto weights = std::make_shared<Weights>();
   RETURN_IF_ERROR(WeightLoader(config, source, device, *weights).Load());
+  return std::shared_ptr<const Weights>(std::move(weights));
+}
+
+Result<std::shared_ptr<const Weights>> PlaceWeights(const config::ModelConfig& config,
+                                                    const checkpoint::TensorSource& source,
+                                                    device::Device& device) {
+  auto weights = std::make_shared<Weights>();
+  RETURN_IF_ERROR(WeightLoader(config, source, device, *weights).Place());
   return std::shared_ptr<const Weights>(std::move(weights));
 }
 

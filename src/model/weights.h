@@ -97,4 +97,10 @@ Result<std::shared_ptr<const Weights>> LoadWeights(const config::ModelConfig& co
                                                    const checkpoint::TensorSource& source,
                                                    device::Device& device);
 
+// The same without values: every byte is zero, and takes no memory until it is touched. For dummy
+// weights, whose values are made where they are used.
+Result<std::shared_ptr<const Weights>> PlaceWeights(const config::ModelConfig& config,
+                                                    const checkpoint::TensorSource& source,
+                                                    device::Device& device);
+
 }  // namespace fathom::model

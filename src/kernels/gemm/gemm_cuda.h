@@ -35,7 +35,7 @@ struct GemmProblem {
 inline constexpr int kMaxGemmProblems = 6;
 
 struct CudaGemmParams {
-  GemmProblem problems[kMaxGemmProblems];
+  GemmProblem problems[kMaxGemmProblems] = {};
   int num_problems = 0;
   int64_t num_tokens = 0;  // x tiles hold at least this many, rounded up to PaddedTokens
 };

@@ -89,7 +89,6 @@ class Boundary {
     if (p_.output.y != nullptr) MakeComb();
     WaitForPredecessor();
     AllowSuccessor();
-    if (p_.output.y != nullptr && kHead) MakeComb();
     __syncthreads();
     Post();
     __syncthreads();

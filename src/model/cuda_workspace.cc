@@ -1,0 +1,118 @@
+#include "model/cuda_workspace.h"
+
+#include <algorithm>
+
+#include "kernels/gemm/gemm_cuda.h"
+#include "kernels/indexer/indexer_cuda.h"
+#include "kernels/sparse_attention/sparse_attention_cuda.h"
+
+namespace fathom::model {
+namespace {
+
+constexpr int64_t kMaxIndexWorkspaceBytes = int64_t{1} << 30;
+
+class Carver {
+ public:
+  explicit Carver(std::byte* base) : base_(base) {}
+  template <typename U>
+  void Take(U*& pointer, int64_t count) {
+    if (base_ != nullptr) pointer = reinterpret_cast<U*>(base_ + bytes_);
+    bytes_ += (count * static_cast<int64_t>(sizeof(U)) + 1023) / 1024 * 1024;
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* base_;
+  int64_t bytes_ = 0;
+};
+
+void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carver,
+           CudaWorkspace& w) {
+  const int64_t m = limits.max_batched_tokens, rows = kernels::PaddedTokens(m);
+  const int64_t hidden = c.hidden_size, grouped = int64_t{c.o_groups} * c.o_lora_rank;
+  const int64_t max_blocks = MaxTableBlocks(limits);
+  w.batch_bytes =
+      StepBytes(m, limits.max_num_seqs, max_blocks, (m + c.sliding_window) / 64 + 4);
+  carver.Take(w.batch, w.batch_bytes);
+  carver.Take(w.frequencies, 64);
+  carver.Take(w.angles_plain, m * 64);
+  carver.Take(w.angles_compressed, m * 64);
+  carver.Take(w.streams, m * 4 * hidden);
+  for (kernels::HyperConnectionState* state : {&w.attn_state, &w.ffn_state}) {
+    carver.Take(state->post, m * 4);
+    carver.Take(state->comb_logits, m * 16);
+  }
+  carver.Take(w.h, rows * hidden);
+  carver.Take(w.h_fp8, rows * hidden);
+  carver.Take(w.h_scales, rows * hidden / 128);
+  carver.Take(w.qr, m * c.q_lora_rank);
+  carver.Take(w.kv, m * c.head_dim);
+  carver.Take(w.compressed, m * 4 * c.head_dim);
+  carver.Take(w.index_compressed, m * 4 * c.index_head_dim);
+  carver.Take(w.index_projected, m * c.index_num_heads);
+  carver.Take(w.qr_fp8, rows * c.q_lora_rank);
+  carver.Take(w.qr_scales, rows * c.q_lora_rank / 128);
+  carver.Take(w.q, m * c.num_heads * c.head_dim);
+  carver.Take(w.index_q, m * c.index_num_heads * c.index_head_dim);
+  carver.Take(w.selected, m * c.index_topk);
+  carver.Take(w.num_selected, m);
+  const auto tokens = static_cast<int>(m), entries = static_cast<int>(max_blocks * 64);
+  w.index_workspace_bytes = std::max(
+      kernels::MinIndexWorkspaceBytes(tokens, c.index_num_heads, entries),
+      std::min(kernels::IndexWorkspaceBytes(tokens, c.index_num_heads, entries),
+               kMaxIndexWorkspaceBytes));
+  carver.Take(w.index_workspace, w.index_workspace_bytes);
+  carver.Take(w.index_counters, kernels::IndexCountersBytes());
+  carver.Take(w.attention_out, rows * c.num_heads * c.head_dim);
+  carver.Take(w.attention_workspace, kernels::SparseAttentionWorkspaceBytes(c.num_heads) / 4);
+  carver.Take(w.grouped_fp8, rows * grouped);
+  carver.Take(w.grouped_scales, rows * grouped / 128);
+  carver.Take(w.y, m * hidden);
+  carver.Take(w.router_logits, m * c.num_experts);
+  carver.Take(w.expert_ids, m * c.num_experts_per_token);
+  carver.Take(w.expert_weights, m * c.num_experts_per_token);
+  int64_t max_tiles = 0;
+  for (const int64_t tokens_of_step : {int64_t{8}, int64_t{64}, int64_t{192}, int64_t{512}, m}) {
+    const int64_t n = std::min(tokens_of_step, m);
+    max_tiles =
+        std::max(max_tiles, kernels::MaxExpertTiles(n, c.num_experts, c.num_experts_per_token));
+    w.pair_rows = std::max(
+        w.pair_rows, kernels::MaxPairRows(n, c.num_experts, c.num_experts_per_token));
+  }
+  carver.Take(w.plan.num_tiles, 1);
+  carver.Take(w.plan.tiles, max_tiles);
+  carver.Take(w.plan.pair_of, m * c.num_experts_per_token);
+  carver.Take(w.plan.pair_weight, w.pair_rows);
+  carver.Take(w.gathered, w.pair_rows * hidden);
+  carver.Take(w.gathered_scales, w.pair_rows * hidden / 128);
+  carver.Take(w.t, w.pair_rows * c.moe_intermediate_size);
+  carver.Take(w.t_scales, w.pair_rows * c.moe_intermediate_size / 128);
+  carver.Take(w.pairs, w.pair_rows * hidden);
+}
+
+}  // namespace
+
+int64_t MaxTableBlocks(const ModelLimits& limits) {
+  return limits.max_model_len / kv_cache::kBlockTokens + 1;
+}
+
+int64_t StepBytes(int64_t num_tokens, int64_t num_seqs, int64_t max_blocks,
+                  int64_t max_window_pages) {
+  const int64_t ints =
+      4 * num_tokens + num_seqs * (5 + max_blocks + max_window_pages) + 1;
+  return ints * 4 + 16 * 256;  // each array begins at a multiple of 256 bytes
+}
+
+Result<std::unique_ptr<CudaWorkspace>> MakeCudaWorkspace(const config::ModelConfig& config,
+                                                         const ModelLimits& limits,
+                                                         device::Device& device) {
+  auto workspace = std::make_unique<CudaWorkspace>();
+  Carver sizes(nullptr);
+  Carve(config, limits, sizes, *workspace);
+  ASSIGN_OR_RETURN(workspace->buffer, device.Allocate(sizes.bytes()));
+  Carver pieces(workspace->buffer.data());
+  Carve(config, limits, pieces, *workspace);
+  return workspace;
+}
+
+}  // namespace fathom::model

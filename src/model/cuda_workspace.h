@@ -1,0 +1,75 @@
+// The scratch of a forward pass on a GPU, allocated once for the limits. One forward at a time.
+// Every piece is sized for M = max_batched_tokens rows, tiles for PaddedTokens(M).
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <memory>
+
+#include "config/model_config.h"
+#include "device/device.h"
+#include "kernels/grouped_gemm/expert_plan.h"
+#include "kernels/hyper_connection/hyper_connection_cuda.h"
+#include "kernels/tiles.cuh"
+#include "model/model.h"
+
+namespace fathom::model {
+
+struct CudaWorkspace {
+  // The step, as one copy from the host leaves it.
+  std::byte* batch = nullptr;
+  int64_t batch_bytes = 0;
+
+  float* frequencies = nullptr;        // [2, 32]: plain, compressed
+  float* angles_plain = nullptr;       // [M, 64]
+  float* angles_compressed = nullptr;  // [M, 64]
+  __nv_bfloat16* streams = nullptr;    // [M, 4, H]
+  kernels::HyperConnectionState attn_state, ffn_state;
+  __nv_bfloat16* h = nullptr;  // tiles [M, H]
+  uint8_t* h_fp8 = nullptr;
+  float* h_scales = nullptr;
+  __nv_bfloat16* qr = nullptr;  // [M, q_lora_rank]
+  __nv_bfloat16* kv = nullptr;  // [M, 512]
+  float* compressed = nullptr;  // [M, 4 * 512]: c, z
+  float* index_compressed = nullptr;       // [M, 4 * 128]
+  __nv_bfloat16* index_projected = nullptr;  // [M, index heads]
+  uint8_t* qr_fp8 = nullptr;               // tiles [M, q_lora_rank]
+  float* qr_scales = nullptr;
+  __nv_bfloat16* q = nullptr;        // [M, heads * 512]
+  __nv_bfloat16* index_q = nullptr;  // [M, index heads * 128]
+  int32_t* selected = nullptr;       // [M, index_topk]
+  int32_t* num_selected = nullptr;   // [M]
+  std::byte* index_workspace = nullptr;
+  int64_t index_workspace_bytes = 0;
+  std::byte* index_counters = nullptr;  // zero between steps
+  __nv_bfloat16* attention_out = nullptr;  // tiles [M, heads * 512]
+  float* attention_workspace = nullptr;
+  uint8_t* grouped_fp8 = nullptr;  // tiles [M, o_groups * o_lora_rank]
+  float* grouped_scales = nullptr;
+  __nv_bfloat16* y = nullptr;      // [M, H]
+  float* router_logits = nullptr;  // [M, experts]
+  int32_t* expert_ids = nullptr;   // [M, k]
+  float* expert_weights = nullptr;
+  kernels::ExpertPlan plan;
+  int64_t pair_rows = 0;
+  uint8_t* gathered = nullptr;  // tiles [pair rows, H]
+  float* gathered_scales = nullptr;
+  uint8_t* t = nullptr;  // tiles [pair rows, I]
+  float* t_scales = nullptr;
+  __nv_bfloat16* pairs = nullptr;  // [pair rows, H]
+
+  device::Buffer buffer;
+};
+
+Result<std::unique_ptr<CudaWorkspace>> MakeCudaWorkspace(const config::ModelConfig& config,
+                                                         const ModelLimits& limits,
+                                                         device::Device& device);
+
+// The longest row of a step's block tables.
+int64_t MaxTableBlocks(const ModelLimits& limits);
+
+// Bytes of a step's arrays for S sequences and T tokens.
+int64_t StepBytes(int64_t num_tokens, int64_t num_seqs, int64_t max_blocks,
+                  int64_t max_window_pages);
+
+}  // namespace fathom::model

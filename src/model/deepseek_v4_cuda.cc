@@ -1,0 +1,630 @@
+#include "model/deepseek_v4_cuda.h"
+
+#include <cuda_runtime.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <compare>
+#include <map>
+#include <vector>
+
+#include "base/check.h"
+#include "kernels/attention_prologue/attention_prologue_cuda.h"
+#include "kernels/embedding/embedding_cuda.h"
+#include "kernels/gemm/gemm_cuda.h"
+#include "kernels/indexer/indexer_cuda.h"
+#include "kernels/moe_route/moe_route_cuda.h"
+#include "kernels/rope/rope.h"
+#include "kernels/rope/rope_cuda.h"
+#include "kernels/sparse_attention/sparse_attention_cuda.h"
+#include "model/cuda_weights.h"
+#include "model/cuda_workspace.h"
+
+namespace fathom::model {
+namespace {
+
+using config::LayerKind;
+using kernels::GemmOutput;
+using kernels::Launch;
+
+// The arrays of a step on their way to the device: packed into one buffer, one copy.
+class StepImage {
+ public:
+  StepImage(std::byte* host, const std::byte* device, int64_t capacity)
+      : host_(host), device_(device), capacity_(capacity) {}
+
+  const int32_t* Put(std::span<const int32_t> values, int64_t count, int32_t padding) {
+    const int64_t bytes = (count * 4 + 255) / 256 * 256;
+    CHECK_LE(bytes_ + bytes, capacity_);
+    auto* out = reinterpret_cast<int32_t*>(host_ + bytes_);
+    std::copy(values.begin(), values.end(), out);
+    std::fill(out + values.size(), out + count, padding);
+    const auto* on_device = reinterpret_cast<const int32_t*>(device_ + bytes_);
+    bytes_ += bytes;
+    return on_device;
+  }
+  // Rows of a table, `stride` apart on the device; what a row lacks is -1.
+  const int32_t* PutRows(std::span<const int32_t> values, int64_t rows, int64_t row_size,
+                         int64_t stride) {
+    auto* out = reinterpret_cast<int32_t*>(host_ + bytes_);
+    const int32_t* on_device = Put({}, rows * stride, -1);
+    for (int64_t r = 0; r < rows; ++r) {
+      std::copy_n(values.begin() + r * row_size, row_size, out + r * stride);
+    }
+    return on_device;
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* host_;
+  const std::byte* device_;
+  int64_t capacity_;
+  int64_t bytes_ = 0;
+};
+
+// A step as the kernels see it.
+struct CudaStep {
+  kernels::CudaBatch batch;
+  const int32_t* token_ids = nullptr;
+  const int32_t* logits_rows = nullptr;
+  int64_t num_logits_rows = 0;
+  bool any_index_scoring = false;
+  int max_entries = 0;  // ratio-4 entries that a token may see
+  KvCacheView kv;
+  float* logits = nullptr;
+  device::Stream* stream = nullptr;
+  ChoiceRecorder* recorder = nullptr;
+};
+
+class CudaModel final : public DeepSeekV4 {
+ public:
+  CudaModel(const config::ModelConfig& config, kv_cache::IndexKeyDType index_dtype,
+            std::unique_ptr<const CudaWeights> weights, const ModelLimits& limits,
+            std::unique_ptr<CudaWorkspace> workspace, std::byte* staging)
+      : c_(config),
+        layout_(kv_cache::MakeKvLayout(config, config::Numerics::kOfficial, index_dtype)),
+        index_dtype_(index_dtype),
+        weights_(std::move(weights)),
+        limits_(limits),
+        ws_(std::move(workspace)),
+        staging_(staging),
+        constants_{static_cast<float>(config.rms_norm_eps), static_cast<float>(config.hc_eps),
+                   config.hc_sinkhorn_iters} {}
+
+  ~CudaModel() override {
+    for (const auto& [key, graph] : graphs_) cudaGraphExecDestroy(graph);
+    cudaFreeHost(staging_);
+  }
+
+  void Forward(const ForwardBatch& batch, const KvCacheView& kv, float* logits,
+               device::Stream& stream, ChoiceRecorder* recorder) override {
+    if (batch.token_ids.empty()) return;
+    // The last step's copy must have left the staging memory.
+    Check(stream.Synchronize());
+    CudaStep step;
+    step.kv = kv;
+    step.logits = logits;
+    step.stream = &stream;
+    step.recorder = recorder;
+    Upload(batch, step);
+    if (recorder == nullptr && IsDecode(batch)) {
+      Replay(step);
+    } else {
+      Run(step);
+    }
+  }
+
+ private:
+  // What a captured step depends on besides the contents of the batch.
+  struct GraphKey {
+    int num_tokens, max_blocks, max_window_pages;
+    bool any_index_scoring;
+    const void* logits;
+    const void* cache;
+    auto operator<=>(const GraphKey&) const = default;
+  };
+
+  static bool IsDecode(const ForwardBatch& batch) {
+    return batch.token_ids.size() == batch.num_computed.size() &&
+           batch.logits_rows.size() == batch.token_ids.size();
+  }
+
+  static void Check(cudaError_t error) {
+    if (error != cudaSuccess) CheckFailed(__FILE__, __LINE__, cudaGetErrorString(error));
+  }
+
+  // Runs a decode step as a graph, captured when a step of its size is first seen.
+  void Replay(const CudaStep& step) {
+    const GraphKey key{step.batch.num_tokens, step.batch.max_blocks, step.batch.max_window_pages,
+                       step.any_index_scoring, step.logits, step.kv.blocks};
+    auto* const stream = static_cast<cudaStream_t>(step.stream->native_handle());
+    cudaGraphExec_t& graph = graphs_[key];
+    if (graph == nullptr) {
+      cudaGraph_t captured = nullptr;
+      Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+      Run(step);
+      Check(cudaStreamEndCapture(stream, &captured));
+      Check(cudaGraphInstantiate(&graph, captured, 0));
+      Check(cudaGraphDestroy(captured));
+    }
+    Check(cudaGraphLaunch(graph, stream));
+  }
+
+  static void Check(const Status& status) {
+    if (!status.ok()) CheckFailed(__FILE__, __LINE__, status.message());
+  }
+
+  void Upload(const ForwardBatch& batch, CudaStep& step) {
+    const auto tokens = static_cast<int64_t>(batch.token_ids.size());
+    const auto seqs = static_cast<int64_t>(batch.num_computed.size());
+    CHECK_LE(tokens, limits_.max_batched_tokens);
+    CHECK_LE(seqs, limits_.max_num_seqs);
+    token_seq_.clear();
+    positions_.clear();
+    for (int64_t s = 0; s < seqs; ++s) {
+      const auto i = static_cast<size_t>(s);
+      const int32_t count = batch.cu_seqlens_q[i + 1] - batch.cu_seqlens_q[i];
+      CHECK_LE(batch.num_computed[i] + count, limits_.max_model_len);
+      for (int32_t k = 0; k < count; ++k) {
+        token_seq_.push_back(static_cast<int32_t>(s));
+        positions_.push_back(batch.num_computed[i] + k);
+      }
+    }
+    const int32_t last = *std::max_element(positions_.begin(), positions_.end());
+    step.max_entries = (last + 1) / 4;
+    step.any_index_scoring = step.max_entries > c_.index_topk;
+
+    StepImage image(staging_, ws_->batch, ws_->batch_bytes);
+    kernels::CudaBatch& b = step.batch;
+    step.token_ids = image.Put(batch.token_ids, tokens, 0);
+    b.token_seq = image.Put(token_seq_, tokens, -1);
+    b.positions = image.Put(positions_, tokens, 0);
+    b.cu_seqlens_q = image.Put(batch.cu_seqlens_q, seqs + 1, static_cast<int32_t>(tokens));
+    b.num_computed = image.Put(batch.num_computed, seqs, 0);
+    b.first_window_page = image.Put(batch.first_window_page, seqs, 0);
+    b.state_slots = image.Put(batch.state_slots, seqs, -1);
+    step.logits_rows = image.Put(batch.logits_rows, tokens, 0);
+    b.max_window_pages = std::max(batch.max_window_pages, 4);
+    b.window_tables =
+        image.PutRows(batch.window_tables, seqs, batch.max_window_pages, b.max_window_pages);
+    b.max_blocks = TableStride(batch.max_blocks);
+    b.block_tables = image.PutRows(batch.block_tables, seqs, batch.max_blocks, b.max_blocks);
+    if (IsDecode(batch)) step.max_entries = b.max_blocks * (kv_cache::kBlockTokens / 4);
+    b.num_seqs = static_cast<int>(seqs);
+    b.num_tokens = static_cast<int>(tokens);
+    step.num_logits_rows = static_cast<int64_t>(batch.logits_rows.size());
+    Check(step.stream->Copy(ws_->batch, staging_, image.bytes()));
+  }
+
+  // Few different ones, so that few graphs serve a growing sequence.
+  int TableStride(int max_blocks) const {
+    const auto most = static_cast<int>(MaxTableBlocks(limits_));
+    int stride = 16;
+    while (stride < max_blocks) stride *= 2;
+    CHECK_LE(max_blocks, most);
+    return std::min(stride, most);
+  }
+
+  void Run(const CudaStep& step) {
+    Launch(kernels::CudaRopeAnglesParams{.positions = step.batch.positions,
+                                         .num_tokens = step.batch.num_tokens,
+                                         .frequencies_plain = ws_->frequencies,
+                                         .frequencies_compressed = ws_->frequencies + 32,
+                                         .angles_plain = ws_->angles_plain,
+                                         .angles_compressed = ws_->angles_compressed},
+           *step.stream);
+    Launch(kernels::CudaEmbeddingParams{.token_ids = step.token_ids,
+                                        .num_tokens = step.batch.num_tokens,
+                                        .table = weights_->embed,
+                                        .hidden = c_.hidden_size,
+                                        .streams = ws_->streams},
+           *step.stream);
+    kernels::SublayerOutput output;
+    for (int layer = 0; layer < c_.num_layers; ++layer) {
+      const CudaBlockWeights& w = weights_->layers[static_cast<size_t>(layer)];
+      Boundary(step, output, ws_->ffn_state, w.hc_attn, w.attn_norm, ws_->attn_state);
+      if (layer > 0) RecordStreams(step, layer - 1);
+      Attention(step, layer, w);
+      Boundary(step, {.y = ws_->y}, ws_->attn_state, w.hc_ffn, w.ffn_norm, ws_->ffn_state);
+      Moe(step, layer, w);
+      output = {ws_->pairs, ws_->plan.pair_of, c_.num_experts_per_token};
+    }
+    if (step.recorder != nullptr) {  // the last layer's streams, which the head would not write
+      Boundary(step, output, ws_->ffn_state, weights_->layers[0].hc_attn,
+               weights_->layers[0].attn_norm, ws_->attn_state);
+      RecordStreams(step, c_.num_layers - 1);
+      output = {};
+    }
+    Logits(step, output);
+  }
+
+  int64_t row_groups(const CudaStep& step) const {
+    return kernels::PaddedTokens(step.batch.num_tokens) / 8;
+  }
+  kernels::Bf16Tiles H(const CudaStep& step) const { return {ws_->h, row_groups(step)}; }
+  kernels::Fp8Tiles HFp8(const CudaStep& step) const {
+    return {ws_->h_fp8, ws_->h_scales, row_groups(step)};
+  }
+
+  void Boundary(const CudaStep& step, const kernels::SublayerOutput& output,
+                const kernels::HyperConnectionState& before, const CudaHyperConnection& w,
+                const __nv_bfloat16* norm, const kernels::HyperConnectionState& after) {
+    Launch(kernels::CudaHyperConnectionParams{.streams = ws_->streams,
+                                              .num_tokens = step.batch.num_tokens,
+                                              .hidden = c_.hidden_size,
+                                              .output = output,
+                                              .before = before,
+                                              .fn = w.fn,
+                                              .scale = w.scale,
+                                              .base = w.base,
+                                              .norm_weight = norm,
+                                              .constants = constants_,
+                                              .after = after,
+                                              .h = H(step),
+                                              .h_fp8 = HFp8(step)},
+           *step.stream);
+  }
+
+  // The products that read h: queries, window entry, and both compressors' rows.
+  void InputProducts(const CudaStep& step, LayerKind kind, const CudaBlockWeights& w) {
+    kernels::CudaGemmParams gemm{.num_tokens = step.batch.num_tokens};
+    const auto add = [&](const kernels::TiledMatrix& matrix, GemmOutput output, void* y,
+                         int64_t stride) {
+      gemm.problems[gemm.num_problems++] = {.w = matrix,
+                                            .x_fp8 = HFp8(step),
+                                            .x_bf16 = H(step),
+                                            .output = output,
+                                            .y = y,
+                                            .y_stride = stride,
+                                            .y_fp8 = {}};
+    };
+    add(w.wq_a, GemmOutput::kBf16, ws_->qr, c_.q_lora_rank);
+    add(w.wkv, GemmOutput::kBf16, ws_->kv, c_.head_dim);
+    if (kind != LayerKind::kWindow) {
+      const int64_t width = w.compressor.wkv.rows;
+      add(w.compressor.wkv, GemmOutput::kF32, ws_->compressed, 2 * width);
+      add(w.compressor.wgate, GemmOutput::kF32, ws_->compressed + width, 2 * width);
+    }
+    if (kind == LayerKind::kC4) {
+      const int64_t width = w.index_compressor.wkv.rows;
+      add(w.index_compressor.wkv, GemmOutput::kF32, ws_->index_compressed, 2 * width);
+      add(w.index_compressor.wgate, GemmOutput::kF32, ws_->index_compressed + width, 2 * width);
+    }
+    Launch(gemm, *step.stream);
+  }
+
+  // queries from qr, and what the indexer scores with.
+  void QueryProducts(const CudaStep& step, bool scoring, const CudaBlockWeights& w,
+                     const kernels::Fp8Tiles& qr) {
+    kernels::CudaGemmParams gemm{.num_tokens = step.batch.num_tokens};
+    const auto add = [&](const kernels::TiledMatrix& matrix, void* y) {
+      gemm.problems[gemm.num_problems++] = {.w = matrix,
+                                            .x_fp8 = qr,
+                                            .x_bf16 = H(step),
+                                            .output = GemmOutput::kBf16,
+                                            .y = y,
+                                            .y_stride = matrix.rows,
+                                            .y_fp8 = {}};
+    };
+    add(w.wq_b, ws_->q);
+    if (scoring) {
+      add(w.index_wq_b, ws_->index_q);
+      add(w.index_proj, ws_->index_projected);
+    }
+    Launch(gemm, *step.stream);
+  }
+
+  kernels::PagedEntries Entries(std::byte* pool, int64_t page_bytes,
+                                const kv_cache::EntryLayout& layout, int kind_layer,
+                                int data_bytes) const {
+    return {.pool = pool,
+            .page_bytes = page_bytes,
+            .layer_offset = layout.layer_offset(kind_layer),
+            .entries_per_page = layout.entries_per_layer,
+            .data_bytes = data_bytes,
+            .scale_bytes = layout.entry_bytes - data_bytes};
+  }
+
+  void Attention(const CudaStep& step, int layer, const CudaBlockWeights& w) {
+    const LayerKind kind = c_.layer_kind(layer);
+    const int kind_layer = kind == LayerKind::kWindow ? 0 : kv_cache::KindLayer(c_, layer);
+    const int entry_bytes = kernels::KvDataBytes<BFloat16>(c_.head_dim, c_.rope_dim);
+    const bool c4 = kind == LayerKind::kC4;
+    const kernels::PagedEntries pages = Entries(step.kv.window_pages, layout_.window_page_bytes,
+                                                layout_.window, layer, entry_bytes);
+    const kernels::PagedEntries compressed =
+        kind == LayerKind::kWindow
+            ? kernels::PagedEntries{}
+            : Entries(step.kv.blocks, layout_.block_bytes, c4 ? layout_.c4 : layout_.c128,
+                      kind_layer, entry_bytes);
+    const kernels::PagedEntries index_keys =
+        c4 ? Entries(step.kv.blocks, layout_.block_bytes, layout_.index, kind_layer,
+                     kernels::IndexKeyDataBytes(c_.index_head_dim, index_dtype_))
+           : kernels::PagedEntries{};
+    const float* angles = kind == LayerKind::kWindow ? ws_->angles_plain : ws_->angles_compressed;
+    const kernels::Fp8Tiles qr{ws_->qr_fp8, ws_->qr_scales, row_groups(step)};
+
+    InputProducts(step, kind, w);
+    Prologue(step, kind, kind_layer, w, angles, qr, pages, compressed, index_keys);
+    const bool scoring = c4 && step.any_index_scoring;
+    QueryProducts(step, scoring, w, qr);
+    if (c4) Select(step, layer, angles, index_keys);
+    Launch(kernels::CudaSparseAttentionParams{
+               .batch = step.batch,
+               .q = ws_->q,
+               .num_heads = c_.num_heads,
+               .norm_eps = constants_.norm_eps,
+               .angles = angles,
+               .sink = w.sink,
+               .fresh = ws_->kv,
+               .pages = pages,
+               .ratio = kind == LayerKind::kWindow ? 0 : c4 ? 4 : 128,
+               .compressed = compressed,
+               .selected = ws_->selected,
+               .counts = ws_->num_selected,
+               .topk = c_.index_topk,
+               .out = {ws_->attention_out, row_groups(step)},
+               .workspace = ws_->attention_workspace},
+           *step.stream);
+    OutputProducts(step, w);
+  }
+
+  void Prologue(const CudaStep& step, LayerKind kind, int kind_layer, const CudaBlockWeights& w,
+                const float* angles, const kernels::Fp8Tiles& qr,
+                const kernels::PagedEntries& pages, const kernels::PagedEntries& compressed,
+                const kernels::PagedEntries& index_keys) {
+    const bool c4 = kind == LayerKind::kC4;
+    kernels::CudaAttentionPrologueParams p{.batch = step.batch,
+                                           .norm_eps = constants_.norm_eps,
+                                           .angles = angles,
+                                           .qr = ws_->qr,
+                                           .qr_stride = c_.q_lora_rank,
+                                           .q_lora_rank = c_.q_lora_rank,
+                                           .q_norm = w.q_norm,
+                                           .q = qr,
+                                           .kv = ws_->kv,
+                                           .kv_stride = c_.head_dim,
+                                           .kv_norm = w.kv_norm,
+                                           .fresh = ws_->kv,
+                                           .pages = pages,
+                                           .ratio = kind == LayerKind::kWindow ? 0 : c4 ? 4 : 128,
+                                           .main = {},
+                                           .index = {},
+                                           .slot_bytes = layout_.state.slot_bytes,
+                                           .frequencies = ws_->frequencies + 32,
+                                           .index_dtype = index_dtype_};
+    const auto compressor = [](const CudaCompressorWeights& weights, const float* rows,
+                               const kernels::PagedEntries& cache, std::byte* state) {
+      const int64_t width = weights.wkv.rows;
+      return kernels::CudaCompressor{.c = rows,
+                                     .z = rows + width,
+                                     .row_stride = 2 * width,
+                                     .ape = weights.ape,
+                                     .norm = weights.norm,
+                                     .cache = cache,
+                                     .state = state};
+    };
+    if (kind != LayerKind::kWindow) {
+      const int64_t offset = c4 ? layout_.state.c4_layer_offset(kind_layer)
+                                : layout_.state.c128_layer_offset(kind_layer);
+      std::byte* const state = step.kv.state_slots + offset;
+      p.main = compressor(w.compressor, ws_->compressed, compressed, state);
+      if (c4) {
+        const int64_t main_bytes = int64_t{kv_cache::kC4StateRows} * 4 * c_.head_dim * 4;
+        p.index = compressor(w.index_compressor, ws_->index_compressed, index_keys,
+                             state + main_bytes);
+      }
+    }
+    Launch(p, *step.stream);
+  }
+
+  void Select(const CudaStep& step, int layer, const float* angles,
+              const kernels::PagedEntries& index_keys) {
+    const double scale = 1.0 / std::sqrt(double{1} * c_.index_head_dim * c_.index_num_heads);
+    Launch(kernels::CudaIndexSelectParams{.batch = step.batch,
+                                          .any_scoring = step.any_index_scoring,
+                                          .q = ws_->index_q,
+                                          .projected = ws_->index_projected,
+                                          .projected_stride = c_.index_num_heads,
+                                          .weight_scale = static_cast<float>(scale),
+                                          .num_heads = c_.index_num_heads,
+                                          .angles = angles,
+                                          .topk = c_.index_topk,
+                                          .keys = index_keys,
+                                          .dtype = index_dtype_,
+                                          .max_entries = step.max_entries,
+                                          .workspace = ws_->index_workspace,
+                                          .workspace_bytes = ws_->index_workspace_bytes,
+                                          .counters = ws_->index_counters,
+                                          .selected = ws_->selected,
+                                          .counts = ws_->num_selected},
+           *step.stream);
+    if (step.recorder == nullptr) return;
+    const auto tokens = static_cast<size_t>(step.batch.num_tokens);
+    const auto counts = Fetch(ws_->num_selected, tokens, *step.stream);
+    const auto topk = static_cast<size_t>(c_.index_topk);
+    const auto selected = Fetch(ws_->selected, tokens * topk, *step.stream);
+    for (size_t t = 0; t < tokens; ++t) {
+      step.recorder->OnIndex(layer, static_cast<int>(t),
+                             {selected.data() + t * topk, static_cast<size_t>(counts[t])});
+    }
+  }
+
+  void OutputProducts(const CudaStep& step, const CudaBlockWeights& w) {
+    const int64_t groups = row_groups(step);
+    const kernels::Fp8Tiles grouped{ws_->grouped_fp8, ws_->grouped_scales, groups};
+    kernels::CudaGemmParams first{.num_problems = 1, .num_tokens = step.batch.num_tokens};
+    first.problems[0] = {.w = w.wo_a,
+                         .x_fp8 = {},
+                         .x_bf16 = {ws_->attention_out, groups},
+                         .groups = c_.o_groups,
+                         .output = GemmOutput::kFp8Tiles,
+                         .y_fp8 = grouped};
+    Launch(first, *step.stream);
+    kernels::CudaGemmParams second{.num_problems = 1, .num_tokens = step.batch.num_tokens};
+    second.problems[0] = {.w = w.wo_b,
+                          .x_fp8 = grouped,
+                          .x_bf16 = {},
+                          .output = GemmOutput::kBf16,
+                          .y = ws_->y,
+                          .y_stride = c_.hidden_size,
+                          .y_fp8 = {}};
+    Launch(second, *step.stream);
+  }
+
+  void Moe(const CudaStep& step, int layer, const CudaBlockWeights& w) {
+    const int tokens = step.batch.num_tokens;
+    kernels::CudaGemmParams gate{.num_problems = 1, .num_tokens = tokens};
+    gate.problems[0] = {.w = w.gate,
+                        .x_fp8 = {},
+                        .x_bf16 = H(step),
+                        .output = GemmOutput::kF32,
+                        .y = ws_->router_logits,
+                        .y_stride = c_.num_experts,
+                        .y_fp8 = {}};
+    Launch(gate, *step.stream);
+    const kernels::Fp8Tiles gathered{ws_->gathered, ws_->gathered_scales, ws_->pair_rows / 8};
+    Launch(kernels::CudaMoeRouteParams{.logits = ws_->router_logits,
+                                       .num_tokens = tokens,
+                                       .num_experts = c_.num_experts,
+                                       .num_chosen = c_.num_experts_per_token,
+                                       .bias = w.bias,
+                                       .tid2eid = w.tid2eid,
+                                       .token_ids = step.token_ids,
+                                       .token_seq = step.batch.token_seq,
+                                       .scaling = static_cast<float>(c_.routed_scaling_factor),
+                                       .expert_ids = ws_->expert_ids,
+                                       .weights = ws_->expert_weights,
+                                       .plan = ws_->plan,
+                                       .hidden = c_.hidden_size,
+                                       .x = HFp8(step),
+                                       .gathered = gathered},
+           *step.stream);
+    RecordRouting(step, layer);
+    Launch(kernels::CudaExpertParams{.num_tokens = tokens,
+                                     .hidden = c_.hidden_size,
+                                     .intermediate = c_.moe_intermediate_size,
+                                     .num_experts = c_.num_experts,
+                                     .num_chosen = c_.num_experts_per_token,
+                                     .swiglu_limit = static_cast<float>(c_.swiglu_limit),
+                                     .routed = w.routed,
+                                     .shared = w.shared,
+                                     .x = HFp8(step),
+                                     .gathered = gathered,
+                                     .plan = ws_->plan,
+                                     .t = {ws_->t, ws_->t_scales, ws_->pair_rows / 8},
+                                     .y = ws_->pairs},
+           *step.stream);
+  }
+
+  void Logits(const CudaStep& step, const kernels::SublayerOutput& output) {
+    if (step.num_logits_rows == 0) return;
+    const int64_t groups = kernels::PaddedTokens(step.num_logits_rows) / 8;
+    Launch(kernels::CudaHyperConnectionParams{.streams = ws_->streams,
+                                              .num_tokens = step.num_logits_rows,
+                                              .hidden = c_.hidden_size,
+                                              .output = output,
+                                              .before = ws_->ffn_state,
+                                              .fn = weights_->hc_head.fn,
+                                              .scale = weights_->hc_head.scale,
+                                              .base = weights_->hc_head.base,
+                                              .norm_weight = weights_->norm,
+                                              .constants = constants_,
+                                              .h = {ws_->h, groups},
+                                              .rows = step.logits_rows},
+           *step.stream);
+    kernels::CudaGemmParams head{.num_problems = 1, .num_tokens = step.num_logits_rows};
+    head.problems[0] = {.w = weights_->head,
+                        .x_fp8 = {},
+                        .x_bf16 = {ws_->h, groups},
+                        .output = GemmOutput::kF32,
+                        .y = step.logits,
+                        .y_stride = c_.vocab_size,
+                        .y_fp8 = {}};
+    Launch(head, *step.stream);
+  }
+
+  template <typename U>
+  static std::vector<U> Fetch(const U* from, size_t count, device::Stream& stream) {
+    std::vector<U> values(count);
+    Check(stream.Copy(values.data(), from, static_cast<int64_t>(count * sizeof(U))));
+    Check(stream.Synchronize());
+    return values;
+  }
+
+  void RecordRouting(const CudaStep& step, int layer) {
+    if (step.recorder == nullptr) return;
+    const auto k = static_cast<size_t>(c_.num_experts_per_token);
+    const auto tokens = static_cast<size_t>(step.batch.num_tokens);
+    const auto ids = Fetch(ws_->expert_ids, tokens * k, *step.stream);
+    for (size_t t = 0; t < tokens; ++t) {
+      step.recorder->OnRouting(layer, static_cast<int>(t), {ids.data() + t * k, k});
+    }
+  }
+
+  void RecordStreams(const CudaStep& step, int layer) {
+    if (step.recorder == nullptr) return;
+    const size_t count =
+        static_cast<size_t>(step.batch.num_tokens) * 4 * static_cast<size_t>(c_.hidden_size);
+    const auto streams = Fetch(reinterpret_cast<const BFloat16*>(ws_->streams), count, *step.stream);
+    step.recorder->OnStreams(layer, std::as_bytes(std::span(streams)));
+  }
+
+  const config::ModelConfig c_;
+  const kv_cache::KvLayout layout_;
+  const kv_cache::IndexKeyDType index_dtype_;
+  const std::unique_ptr<const CudaWeights> weights_;
+  const ModelLimits limits_;
+  const std::unique_ptr<CudaWorkspace> ws_;
+  std::byte* const staging_;  // pinned host memory, batch_bytes
+  const kernels::HyperConnectionConstants constants_;
+  std::vector<int32_t> token_seq_, positions_;
+  std::map<GraphKey, cudaGraphExec_t> graphs_;
+};
+
+Status CheckSizes(const config::ModelConfig& c) {
+  const auto refuse = [](const char* name, int64_t value, const char* expected) {
+    return BadModel(fmt::format("{} is {}: the GPU kernels run {}", name, value, expected));
+  };
+  if (c.hc_mult != kernels::kNumStreams) return refuse("hc_mult", c.hc_mult, "4");
+  if (c.head_dim != 512) return refuse("head_dim", c.head_dim, "512");
+  if (c.rope_dim != 64) return refuse("qk_rope_head_dim", c.rope_dim, "64");
+  if (c.index_head_dim != 128) return refuse("index_head_dim", c.index_head_dim, "128");
+  if (c.sliding_window != 128) return refuse("sliding_window", c.sliding_window, "128");
+  if (c.index_num_heads > 64) return refuse("index_n_heads", c.index_num_heads, "at most 64");
+  if (c.num_heads > 128) return refuse("num_attention_heads", c.num_heads, "at most 128");
+  if (c.num_experts > kernels::kMaxExperts) {
+    return refuse("n_routed_experts", c.num_experts, "at most 512");
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig& config,
+                                                       kv_cache::IndexKeyDType index_dtype,
+                                                       const Weights& host, bool dummy,
+                                                       const ModelLimits& limits,
+                                                       device::Device& device) {
+  RETURN_IF_ERROR(CheckSizes(config));
+  ASSIGN_OR_RETURN(auto weights, MakeCudaWeights(config, host, dummy, device));
+  ASSIGN_OR_RETURN(auto workspace, MakeCudaWorkspace(config, limits, device));
+  ASSIGN_OR_RETURN(const auto stream, device.MakeStream());
+  for (const LayerKind kind : {LayerKind::kWindow, LayerKind::kC4}) {
+    const std::vector<float> frequencies = kernels::RopeFrequencies(config, kind);
+    float* to = workspace->frequencies + (kind == LayerKind::kWindow ? 0 : 32);
+    RETURN_IF_ERROR(stream->Copy(to, frequencies.data(), 32 * 4));
+    RETURN_IF_ERROR(stream->Synchronize());
+  }
+  void* staging = nullptr;
+  if (cudaMallocHost(&staging, static_cast<size_t>(workspace->batch_bytes)) != cudaSuccess) {
+    return OutOfMemory(
+        fmt::format("cannot pin {} bytes of host memory", workspace->batch_bytes));
+  }
+  return std::unique_ptr<DeepSeekV4>(
+      std::make_unique<CudaModel>(config, index_dtype, std::move(weights), limits,
+                                  std::move(workspace), static_cast<std::byte*>(staging)));
+}
+
+}  // namespace fathom::model
