@@ -23,6 +23,8 @@ struct Roles {
 
 // q_norm and FP8 of one row: thread i holds 8 columns from 8 * i, so 16 threads a scale.
 __device__ void QueryRow(const CudaAttentionPrologueParams& p, int token, float* sums) {
+  WaitForPredecessor();
+  AllowSuccessor();
   const int column = 8 * threadIdx.x;
   const bool active = column < p.q_lora_rank;
   float x[8] = {};
@@ -75,6 +77,9 @@ __device__ DeviceEntry WindowEntry(const CudaAttentionPrologueParams& p, int seq
 // Thread i holds columns 2i and 2i + 1.
 __device__ void KvRow(const CudaAttentionPrologueParams& p, int token, float* sums) {
   const int i = threadIdx.x, seq = p.batch.token_seq[token];
+  const DeviceEntry entry = seq < 0 ? DeviceEntry{} : WindowEntry(p, seq, p.batch.positions[token]);
+  WaitForPredecessor();
+  AllowSuccessor();
   const float2 raw = UnpackBf16(reinterpret_cast<const uint32_t*>(p.kv + token * p.kv_stride)[i]);
   const float sum = BlockSum256(raw.x * raw.x + raw.y * raw.y, sums);
   const float scale = 1.0f / sqrtf(sum / static_cast<float>(kHeadDim) + p.norm_eps);
@@ -85,7 +90,6 @@ __device__ void KvRow(const CudaAttentionPrologueParams& p, int token, float* su
     x = RotatePair(x, reinterpret_cast<const float2*>(angles)[i - kNumFp8 / 2]);
     x = {RoundBf16(x.x), RoundBf16(x.y)};
   }
-  const DeviceEntry entry = seq < 0 ? DeviceEntry{} : WindowEntry(p, seq, p.batch.positions[token]);
   x = StoreKvPair(x, i, entry);
   reinterpret_cast<uint32_t*>(p.fresh + int64_t{token} * kHeadDim)[i] = PackBf16(x.x, x.y);
 }
@@ -94,8 +98,6 @@ template <int kRatio>
 __global__ void __launch_bounds__(kThreads)
     AttentionPrologueKernel(const __grid_constant__ CudaAttentionPrologueParams p, Roles roles) {
   __shared__ CompressorShared shared;
-  WaitForPredecessor();
-  AllowSuccessor();
   int block = blockIdx.x;
   if constexpr (kRatio != 0) {
     const int per_compressor = roles.sequences + roles.groups;

@@ -42,6 +42,7 @@ class AttentionPrologueCudaTest : public CudaTest {
     index_norm_ = RandomActivations<BFloat16>(128, 4);
     main_ape_ = RandomFloats(std::max(ratio, 1) * width_, 5);
     index_ape_ = RandomFloats(4 * 256, 6);
+    frequencies_.clear();
     for (int i = 0; i < 32; ++i) frequencies_.push_back(std::pow(10000.0f, -i / 32.0f));
     cpu_side_.blocks.assign(static_cast<size_t>(batch_.num_blocks() * TestPools::kBlockBytes),
                             0xff);

@@ -1,13 +1,15 @@
 // The compressors of one layer on the device: a block finishes entries with 256 threads, thread i
 // holding channels 2i and 2i + 1 (index keys: the first 64 threads). Rows of earlier steps are read
 // from, and later rows written to, the state slot by one block a sequence, and every thread reads
-// and writes its own channels only, so the ring needs no barrier. Device code only.
+// and writes its own channels only, so the ring needs no barrier. Each function waits for the
+// predecessor itself, once the batch is read. Device code only.
 #pragma once
 
 #include "kernels/attention_prologue/attention_prologue_cuda.h"
 #include "kernels/compressor/compressor.h"
 #include "kernels/indexer/index_vector.cuh"
 #include "kernels/kv_entry/kv_entry.cuh"
+#include "kernels/launch.cuh"
 #include "kernels/quantize/quantize.cuh"
 #include "kernels/rope/rope.cuh"
 
@@ -226,8 +228,10 @@ template <int kDim>
 __device__ void CompressSequenceC4(const CudaAttentionPrologueParams& p,
                                    const CudaCompressor& compressor, int seq,
                                    CompressorShared& shared) {
-  if (p.batch.state_slots[seq] < 0) return;
   const CompressorRows<4, kDim> rows(p.batch, compressor, seq, p.slot_bytes, ThreadChannel<kDim>());
+  WaitForPredecessor();
+  AllowSuccessor();
+  if (p.batch.state_slots[seq] < 0) return;
   for (int j = rows.first() / 4; 4 * j + 4 <= rows.end() && max(0, 4 * j - 4) < rows.first(); ++j) {
     FinishEntry<4, kDim>(p, compressor, seq, j, PoolC4(rows, j), shared);
   }
@@ -236,9 +240,11 @@ __device__ void CompressSequenceC4(const CudaAttentionPrologueParams& p,
 
 __device__ inline void CompressSequenceC128(const CudaAttentionPrologueParams& p, int seq,
                                             CompressorShared& shared) {
-  if (p.batch.state_slots[seq] < 0) return;
   const CompressorRows<128, kHeadDim> rows(p.batch, p.main, seq, p.slot_bytes,
                                            ThreadChannel<kHeadDim>());
+  WaitForPredecessor();
+  AllowSuccessor();
+  if (p.batch.state_slots[seq] < 0) return;
   const int first = rows.first(), end = rows.end();
   if (first == end) return;
   const int merged = first == 0 ? 0 : *rows.merged_end();
@@ -265,6 +271,8 @@ template <int kRatio, int kDim>
 __device__ void CompressFresh(const CudaAttentionPrologueParams& p,
                               const CudaCompressor& compressor, int group,
                               CompressorShared& shared) {
+  WaitForPredecessor();
+  AllowSuccessor();
   for (int t = kRatio * group; t < min(kRatio * group + kRatio, p.batch.num_tokens); ++t) {
     const int seq = p.batch.token_seq[t];
     if (seq < 0) continue;

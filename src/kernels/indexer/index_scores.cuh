@@ -236,14 +236,14 @@ __global__ void __launch_bounds__(kGroups * 128)
   if constexpr (kTokens == 1) {
     for (int i = threadIdx.x; i < kTopkBins; i += kGroups * 128) shared.bins[i] = 0;
   }
-  WaitForPredecessor();
-  AllowSuccessor();
   const int first = p.first_token + blockIdx.y * kTokens;
   const int end = min(first + kTokens, p.first_token + p.num_tokens);
   int scored = 0;
   for (int token = first; token < end; ++token) {
     scored = max(scored, ScoredEntries(p.in.batch, p.in.topk, token));
   }
+  WaitForPredecessor();
+  AllowSuccessor();
   if (scored <= static_cast<int>(blockIdx.x) * kGroups * kIndexTile) return;
   if constexpr (kTokens == 1) {
     const int lane = threadIdx.x % 32;

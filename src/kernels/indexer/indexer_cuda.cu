@@ -42,12 +42,13 @@ struct SelectParams {
 
 __global__ void __launch_bounds__(kTopkThreads) SelectKernel(SelectParams p) {
   extern __shared__ uint64_t topk_shared[];
+  const int token = p.first_token + blockIdx.x;
+  const bool padding = p.batch.token_seq[token] < 0;
+  const int visible = (p.batch.positions[token] + 1) / 4;
   WaitForPredecessor();
   AllowSuccessor();
-  const int token = p.first_token + blockIdx.x;
-  if (p.batch.token_seq[token] < 0) return;
+  if (padding) return;
   int32_t* selected = p.selected + int64_t{token} * p.topk;
-  const int visible = (p.batch.positions[token] + 1) / 4;
   if (threadIdx.x == 0) p.counts[token] = min(visible, p.topk);
   if (visible <= p.topk) {
     for (int i = threadIdx.x; i < visible; i += kTopkThreads) selected[i] = i;
@@ -70,12 +71,13 @@ constexpr int kEntriesOfPart = 8192;  // at least
 __global__ void __launch_bounds__(kTopkThreads)
     SelectSharedKernel(SelectParams p, SharedRows rows) {
   extern __shared__ uint64_t topk_shared[];
+  const int token = blockIdx.y, part = blockIdx.x;
+  const bool padding = p.batch.token_seq[token] < 0;
+  const int visible = (p.batch.positions[token] + 1) / 4;
   WaitForPredecessor();
   AllowSuccessor();
-  const int token = blockIdx.y, part = blockIdx.x;
-  if (p.batch.token_seq[token] < 0) return;
+  if (padding) return;
   int32_t* selected = p.selected + int64_t{token} * p.topk;
-  const int visible = (p.batch.positions[token] + 1) / 4;
   const int wanted = (visible + kEntriesOfPart - 1) / kEntriesOfPart;
   const int parts = max(1, min(static_cast<int>(gridDim.x), wanted));
   if (part >= parts) return;

@@ -1,7 +1,7 @@
-// Attention of up to 64 heads of one token over a range of its key tiles, by one block: a producer
-// warpgroup widens keys into two tiles in shared memory; two consumer warpgroups take turns at the
-// scores of a tile (heads are the rows of wgmma) and each adds the tile's values to its half of the
-// 512 output columns, which stay in registers. Device code only.
+// Attention of up to 64 heads of one token over a range of its key tiles, by one block: two
+// producer warpgroups widen keys into two tiles in shared memory; two consumer warpgroups take
+// turns at the scores of a tile (heads are the rows of wgmma) and each adds the tile's values to
+// its half of the 512 output columns, which stay in registers. Device code only.
 #pragma once
 
 #include "kernels/gemm/wgmma.cuh"
@@ -27,66 +27,72 @@ struct AttentionShared {
   float max[kHeadTile];         // running, in log2 units
   float rescale[2][kHeadTile];  // of the sums before the tile
   float sum[2][kHeadTile];
+  float sink[kHeadTile];
+  float2 angles[kRopeDim / 2];
   uint64_t full[2], empty[2], ready[2];  // keys widened; tile free; probabilities written
 };
 inline constexpr size_t kAttentionSharedBytes = sizeof(AttentionShared) + 1024;
 
-// A head row on its way in: b(head norm), then rope. Lane l holds columns 8 l .. and 256 + 8 l ...
-__device__ __forceinline__ void NormAndRotate(float (&x)[2][8], float eps, const float* angles,
+// A head row on its way in: b(head norm), then rope. Lane l holds columns 8 l .. and 256 + 8 l ..,
+// packed; lanes from 24 the angles of theirs.
+__device__ __forceinline__ void NormAndRotate(uint4 (&row)[2], float eps, const float2 (&angles)[4],
                                               int lane) {
-  float sum = 0;
+  float2 x[8];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-#pragma unroll
-    for (float v : x[half]) sum += RoundBf16(v * v);
+    x[4 * half] = UnpackBf16(row[half].x), x[4 * half + 1] = UnpackBf16(row[half].y);
+    x[4 * half + 2] = UnpackBf16(row[half].z), x[4 * half + 3] = UnpackBf16(row[half].w);
   }
+  float sum = 0;
+#pragma unroll
+  for (const float2& v : x) sum += RoundBf16(v.x * v.x) + RoundBf16(v.y * v.y);
   const float mean = RoundBf16(WarpSum(sum) / static_cast<float>(kHeadDim));
   const float scale = RoundBf16(1.0f / sqrtf(RoundBf16(mean + eps)));
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  for (float2& v : x) v = {RoundBf16(v.x * scale), RoundBf16(v.y * scale)};
+  if (lane >= 24) {
 #pragma unroll
-    for (float& v : x[half]) v = RoundBf16(v * scale);
+    for (int i = 0; i < 4; ++i) x[4 + i] = RotatePair(x[4 + i], angles[i]);
   }
-  if (lane < 24) return;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 angle = reinterpret_cast<const float2*>(angles)[(lane - 24) * 4 + i];
-    const float2 y = RotatePair({x[1][2 * i], x[1][2 * i + 1]}, angle);
-    x[1][2 * i] = y.x, x[1][2 * i + 1] = y.y;
+  for (int half = 0; half < 2; ++half) {
+    const float2* v = x + 4 * half;
+    row[half] = {PackBf16(v[0].x, v[0].y), PackBf16(v[1].x, v[1].y), PackBf16(v[2].x, v[2].y),
+                 PackBf16(v[3].x, v[3].y)};
   }
 }
 
-// The consumers' part: 8 warps, 8 head rows each, into shared memory.
+// The consumers' part: 8 warps, 8 head rows each, into shared memory; all loads first.
 __device__ inline void LoadQueries(const CudaSparseAttentionParams& p, int token, int first_head,
-                                   uint32_t q) {
+                                   AttentionShared& shared) {
+  constexpr int kRows = kHeadTile / 8;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const float* angles = p.angles + int64_t{token} * kRopeDim;
+  const auto* angles = reinterpret_cast<const float2*>(p.angles + int64_t{token} * kRopeDim);
+  uint4 rows[kRows][2] = {};
 #pragma unroll
-  for (int r = 0; r < kHeadTile / 8; ++r) {
-    const int row = r * 8 + warp, head = first_head + row;
-    uint4 packed[2] = {};
-    if (head < p.num_heads) {
-      const auto* in =
-          reinterpret_cast<const uint4*>(p.q + (int64_t{token} * p.num_heads + head) * kHeadDim);
-      float x[2][8];
+  for (int r = 0; r < kRows; ++r) {
+    const int head = first_head + r * 8 + warp;
+    if (head >= p.num_heads) continue;
+    const auto* in =
+        reinterpret_cast<const uint4*>(p.q + (int64_t{token} * p.num_heads + head) * kHeadDim);
+    rows[r][0] = __ldg(in + lane), rows[r][1] = __ldg(in + 32 + lane);
+  }
+  float2 lane_angles[4] = {};
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint4 raw = in[half * 32 + lane];
-        const float2 a = UnpackBf16(raw.x), b = UnpackBf16(raw.y);
-        const float2 c = UnpackBf16(raw.z), d = UnpackBf16(raw.w);
-        const float values[8] = {a.x, a.y, b.x, b.y, c.x, c.y, d.x, d.y};
+  for (int i = 0; i < 4; ++i) {
+    if (lane >= 24) lane_angles[i] = angles[(lane - 24) * 4 + i];
+  }
+  if (threadIdx.x < kRopeDim / 2) shared.angles[threadIdx.x] = angles[threadIdx.x];
+  if (threadIdx.x < kHeadTile) {
+    const int head = first_head + threadIdx.x;
+    shared.sink[threadIdx.x] = head < p.num_heads ? p.sink[head] : 0;
+  }
+  const uint32_t q = SharedAddress(shared.q);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) x[half][i] = values[i];
-      }
-      NormAndRotate(x, p.norm_eps, angles, lane);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        packed[half] = {PackBf16(x[half][0], x[half][1]), PackBf16(x[half][2], x[half][3]),
-                        PackBf16(x[half][4], x[half][5]), PackBf16(x[half][6], x[half][7])};
-      }
-    }
-    StoreShared(q + ChunkOffset(row, lane), packed[0]);
-    StoreShared(q + ChunkOffset(row, 32 + lane), packed[1]);
+  for (int r = 0; r < kRows; ++r) {
+    NormAndRotate(rows[r], p.norm_eps, lane_angles, lane);
+    StoreShared(q + ChunkOffset(r * 8 + warp, lane), rows[r][0]);
+    StoreShared(q + ChunkOffset(r * 8 + warp, 32 + lane), rows[r][1]);
   }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   NamedBarrier(kConsumerBarrier, kConsumers);

@@ -13,9 +13,9 @@ struct Parts {
 };
 
 // b(inverse rope(b(o))) of columns `column` and + 1.
-__device__ __forceinline__ uint32_t FinishPair(float2 o, int column, const float* angles) {
+__device__ __forceinline__ uint32_t FinishPair(float2 o, int column, const float2* angles) {
   if (column < kNumFp8) return PackBf16(o.x, o.y);
-  const float2 angle = *reinterpret_cast<const float2*>(angles + column - kNumFp8);
+  const float2 angle = angles[(column - kNumFp8) / 2];
   const float2 y = RotatePair({RoundBf16(o.x), RoundBf16(o.y)}, {angle.x, -angle.y});
   return PackBf16(y.x, y.y);
 }
@@ -23,18 +23,16 @@ __device__ __forceinline__ uint32_t FinishPair(float2 o, int column, const float
 // Finished rows go through shared memory, so that whole 128-byte rows of tiles are written.
 __device__ void WriteOutput(const CudaSparseAttentionParams& p, const AttentionConsumer& sums,
                             AttentionShared& shared, int token, int first_head) {
-  const float* angles = p.angles + int64_t{token} * kRopeDim;
   const uint32_t out = SharedAddress(shared.q);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int row = sums.row(r), head = first_head + row;
-    const float sink = head < p.num_heads ? p.sink[head] : 0;
-    const float inverse = 1.0f / (sums.sum(r) + exp2f(sink * kLog2E - sums.max(r)));
+    const int row = sums.row(r);
+    const float inverse = 1.0f / (sums.sum(r) + exp2f(shared.sink[row] * kLog2E - sums.max(r)));
 #pragma unroll
     for (int j = 0; j < AttentionConsumer::kPairs; ++j) {
       const float2 o = sums.value(r, j);
       const int column = sums.column(j);
-      const uint32_t pair = FinishPair({o.x * inverse, o.y * inverse}, column, angles);
+      const uint32_t pair = FinishPair({o.x * inverse, o.y * inverse}, column, shared.angles);
       asm volatile(
           "st.shared.b32 [%0], %1;" ::"r"(out + ChunkOffset(row, column / 8) + column % 8 * 2),
           "r"(pair)
@@ -83,10 +81,11 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     }
     BarrierInitFence();
   }
+  TokenKeys keys(p, token);
   WaitForPredecessor();
   AllowSuccessor();
-  if (p.batch.token_seq[token] < 0) return;
-  const TokenKeys keys(p, token);
+  if (keys.is_padding()) return;
+  keys.ReadCount();
   const KeySplits splits(keys.size(), max_splits);
   if (split >= splits.num_splits) return;
   const int first = split * splits.tiles_per_split;
@@ -100,7 +99,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
         .Run();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
-    LoadQueries(p, token, first_head, SharedAddress(shared.q));
+    LoadQueries(p, token, first_head, shared);
     AttentionConsumer sums(shared, keys.size());
     sums.Run(end - first, first * kKeyTile);
     if (max_splits == 1) {
@@ -116,26 +115,38 @@ constexpr int kCombineThreads = 128;  // four columns each
 __global__ void __launch_bounds__(kCombineThreads)
     CombineKernel(const __grid_constant__ CudaSparseAttentionParams p, Parts parts,
                   int max_splits) {
+  const int head = blockIdx.x, token = blockIdx.y, column = 4 * threadIdx.x;
+  __shared__ float weights[kTargetBlocks];
+  TokenKeys keys(p, token);
   WaitForPredecessor();
   AllowSuccessor();
-  const int head = blockIdx.x, token = blockIdx.y, column = 4 * threadIdx.x;
-  if (p.batch.token_seq[token] < 0) return;
-  const int num_splits = KeySplits(TokenKeys(p, token).size(), max_splits).num_splits;
+  if (keys.is_padding()) return;
+  keys.ReadCount();
+  const int num_splits = KeySplits(keys.size(), max_splits).num_splits;
   const int64_t first = (int64_t{token} * p.num_heads + head) * max_splits;
-  float max = -__builtin_huge_valf();
-  for (int i = 0; i < num_splits; ++i) max = fmaxf(max, parts.scales[first + i].x);
-  float sum = exp2f(p.sink[head] * kLog2E - max);
-  float4 o{0, 0, 0, 0};
-#pragma unroll 4
-  for (int i = 0; i < num_splits; ++i) {
+  // Every warp finds the maximum and the sum; the first keeps the weights.
+  float max = -__builtin_huge_valf(), sum = 0;
+  for (int i = threadIdx.x % 32; i < num_splits; i += 32) {
+    max = fmaxf(max, parts.scales[first + i].x);
+  }
+  max = WarpMax(max);
+  for (int i = threadIdx.x % 32; i < num_splits; i += 32) {
     const float2 scale = parts.scales[first + i];
     const float weight = exp2f(scale.x - max);
-    const float4 v = *reinterpret_cast<const float4*>(parts.sums + (first + i) * kHeadDim + column);
     sum += weight * scale.y;
+    if (threadIdx.x < 32) weights[i] = weight;
+  }
+  sum = WarpSum(sum) + exp2f(p.sink[head] * kLog2E - max);
+  __syncthreads();
+  float4 o{0, 0, 0, 0};
+#pragma unroll 8
+  for (int i = 0; i < num_splits; ++i) {
+    const float weight = weights[i];
+    const float4 v = *reinterpret_cast<const float4*>(parts.sums + (first + i) * kHeadDim + column);
     o = {o.x + weight * v.x, o.y + weight * v.y, o.z + weight * v.z, o.w + weight * v.w};
   }
   const float inverse = 1.0f / sum;
-  const float* angles = p.angles + int64_t{token} * kRopeDim;
+  const auto* angles = reinterpret_cast<const float2*>(p.angles + int64_t{token} * kRopeDim);
   const uint2 out{FinishPair({o.x * inverse, o.y * inverse}, column, angles),
                   FinishPair({o.z * inverse, o.w * inverse}, column + 2, angles)};
   const int64_t offset = Bf16TileOffset(token, int64_t{head} * kHeadDim + column, p.out.row_groups);

@@ -20,19 +20,24 @@ struct KeyBytes {
 
 class TokenKeys {
  public:
+  // Reads the batch only: may be called before the wait for the predecessor.
   __device__ TokenKeys(const CudaSparseAttentionParams& params, int token)
       : p_(params), token_(token), seq_(params.batch.token_seq[token]) {
-    const int position = p_.batch.positions[token], computed = p_.batch.num_computed[seq_];
+    const int position = p_.batch.positions[token];
+    const int seq = max(seq_, 0);
+    const int computed = p_.batch.num_computed[seq];
     first_position_ = max(0, position - kWindow + 1);
     num_paged_ = max(0, computed - first_position_);
     num_window_ = position + 1 - first_position_;
-    fresh_row_ = p_.batch.cu_seqlens_q[seq_] + first_position_ - computed;
-    const int compressed = p_.ratio == 0   ? 0
-                           : p_.ratio == 4 ? p_.counts[token]
-                                           : (position + 1) / 128;
-    size_ = num_window_ + compressed;
+    fresh_row_ = p_.batch.cu_seqlens_q[seq] + first_position_ - computed;
+    size_ = num_window_ + (p_.ratio == 128 ? (position + 1) / 128 : 0);
+  }
+  // After the wait: how many entries were selected.
+  __device__ void ReadCount() {
+    if (p_.ratio == 4) size_ = num_window_ + p_.counts[token_];
   }
 
+  __device__ bool is_padding() const { return seq_ < 0; }
   __device__ int size() const { return size_; }
 
   // The compressed entry that key k is, or what Bytes needs else: to be read ahead of Bytes.
