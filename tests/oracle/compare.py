@@ -15,8 +15,7 @@ fp32, against numerics.py and transformers: logits within 1e-3 of their standard
 0.5% of the tokens flipped, none by a gap beyond rounding.
 
 official, against numerics.py with its sums in canonical order: the whole model end to end, nothing
-replayed. All that is left to differ is what a C library rounds, and on one machine both sides use the
-same one: the log-probabilities of the top tokens within 0.02 (seen: the same bits), at every length.
+replayed, the log-probabilities of the top tokens within 0.02 at every length. Seen: the same bits.
 
 official, against sums in another order (FP64) and, if given, the reference: quantization is chaotic. A sum taken in
 another order moves one BF16 result in some ten thousand by a unit; now and then that moves an FP8
