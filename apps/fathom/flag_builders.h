@@ -53,5 +53,7 @@ ServeFlag Refused(std::string name, FlagKind kind, std::string why);
 
 // The rows about listening, keys, limits and liveness (api_flags.cc).
 void AddApiFlags(std::vector<ServeFlag>* flags);
+// The rows about the KV cache (kv_flags.cc).
+void AddKvFlags(std::vector<ServeFlag>* flags);
 
 }  // namespace fathom::app

@@ -4,6 +4,7 @@
 #include <deque>
 #include <mutex>
 
+#include "apps/fathom/model_fingerprint.h"
 #include "engine/make_engine.h"
 #include "kv_cache/kv_layout.h"
 
@@ -48,6 +49,12 @@ Result<std::unique_ptr<LocalEngine>> LocalEngine::Start(const ModelOptions& opti
   engine_options.limits = s.limits;
   engine_options.kv_cache_bytes = options.kv_cache_bytes;
   engine_options.max_queue = max_queue;
+  if (s.device->kind() == device::DeviceKind::kCuda) {
+    engine_options.kv_memory_share = options.gpu_memory_utilization;
+  }
+  engine_options.kv = options.kv;
+  engine_options.kv.turn_token_id = s.special_tokens.user;
+  engine_options.kv.model_fingerprint = ModelFingerprint(options, s);
   engine_options.decode_floor = options.decode_floor;
   const kv_cache::KvLayout layout = kv_cache::MakeKvLayout(s.config, s.numerics, s.index_dtype);
   ASSIGN_OR_RETURN(local->engine_, engine::MakeEngine(engine_options, layout, *s.model, *s.device,

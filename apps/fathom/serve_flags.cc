@@ -194,13 +194,6 @@ void AddModelFlags(std::vector<ServeFlag>* flags) {
                          "of its speed alone that an answer keeps while prompts run, 0 to 0.95 "
                          "(default 0.7; 0: prompts first, for throughput)",
                          SetModelNumber(&ModelOptions::decode_floor, 0.0, 0.95, "decode-floor")));
-  const auto set_kv_bytes = [](const Values& v, ServeOptions& o) -> Status {
-    ASSIGN_OR_RETURN(o.model.kv_cache_bytes, ParseSize(v[0], "kv-cache-memory"));
-    return OkStatus();
-  };
-  flags->push_back(
-      Works("kv-cache-memory", "SIZE", "bytes for the KV cache (default: auto)", set_kv_bytes));
-  flags->push_back(Works("kv-cache-memory-bytes", "SIZE", "the same", set_kv_bytes));
   flags->push_back(
       Works("attention-config", "JSON",
             "use_fp4_indexer_cache true (default) or false; indexer_kv_dtype fp4 or fp8",
@@ -213,12 +206,6 @@ void AddModelFlags(std::vector<ServeFlag>* flags) {
                             OneOf("dtype", {"auto", "bfloat16"})));
   flags->push_back(NoEffect("quantization", FlagKind::kValue, "the checkpoint's types are kept",
                             OneOf("quantization", {"fp8", "deepseek_v4_fp8"})));
-  flags->push_back(
-      NoEffect("gpu-memory-utilization", FlagKind::kValue,
-               "the CPU backend sizes its cache by --kv-cache-memory or --max-model-len",
-               [](const Values& v, ServeOptions&) -> Status {
-                 return ParseNumber<double>(v[0], 0.01, 1.0, "gpu-memory-utilization").status();
-               }));
   flags->push_back(
       NoEffect("speculative-config", FlagKind::kJson,
                "drafts are checked against the checkpoint but not run yet: one token a step",
@@ -234,9 +221,6 @@ void AddExecutionFlags(std::vector<ServeFlag>* flags) {
   flags->push_back(
       NoEffect("enable-expert-parallel", FlagKind::kSwitch, "one device holds all experts"));
   flags->push_back(NoEffect("enable-chunked-prefill", FlagKind::kSwitch, "always on"));
-  flags->push_back(NoEffect("enable-prefix-caching", FlagKind::kSwitch,
-                            "prefixes are not cached yet; every prompt is computed", nullptr,
-                            true));
   flags->push_back(NoEffect("async-scheduling", FlagKind::kSwitch,
                             "steps run one after the other on a CPU", nullptr, true));
   flags->push_back(NoEffect("scheduler-reserve-full-isl", FlagKind::kSwitch,
@@ -258,8 +242,6 @@ void AddExecutionFlags(std::vector<ServeFlag>* flags) {
   flags->push_back(
       NoEffect("max-cudagraph-capture-size", FlagKind::kValue, "a CPU has no graphs to capture"));
   flags->push_back(
-      NoEffect("prefix-cache-retention-interval", FlagKind::kValue, "prefixes are not cached yet"));
-  flags->push_back(
       NoEffect("swap-space", FlagKind::kValue, "a preempted request is computed again"));
   flags->push_back(
       Refused("kv-transfer-config", FlagKind::kJson,
@@ -273,6 +255,7 @@ const std::vector<ServeFlag>& ServeFlags() {
     std::vector<ServeFlag> all;
     AddApiFlags(&all);
     AddModelFlags(&all);
+    AddKvFlags(&all);
     AddChatFlags(&all);
     AddExecutionFlags(&all);
     return all;

@@ -9,6 +9,7 @@
 
 #include "api/api_options.h"
 #include "config/model_config.h"
+#include "engine/make_engine.h"
 #include "http/limits.h"
 #include "json/json.h"
 #include "kv_cache/kv_layout.h"
@@ -32,6 +33,8 @@ struct ModelOptions {
   int max_num_batched_tokens = 2048;
   double decode_floor = 0.7;
   int64_t kv_cache_bytes = 0;  // 0: auto
+  double gpu_memory_utilization = 0.9;
+  engine::KvTierOptions kv;  // but for what the model decides
 };
 
 struct ServeOptions {

@@ -72,6 +72,8 @@ class Device {
   virtual std::string name() const = 0;
   // Memory that is zero. kOutOfMemory says how much was asked for and how much is free.
   virtual Result<Buffer> Allocate(int64_t bytes) = 0;
+  // Host memory that is zero and that streams copy from and to at full speed (pinned for a GPU).
+  virtual Result<Buffer> AllocateHost(int64_t bytes) = 0;
   virtual Result<std::unique_ptr<Stream>> MakeStream() = 0;
   virtual int64_t total_memory_bytes() const = 0;
   virtual int64_t free_memory_bytes() const = 0;

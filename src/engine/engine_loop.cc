@@ -134,6 +134,7 @@ Status EngineLoop::RunStep() {
 
 void EngineLoop::TakeCommands() {
   if (!scheduler_.HasWork() && outputs_.empty()) {
+    PublishState();  // what the last step's result changed
     std::optional<Command> command = commands_.Pop();
     throughput_log_.Restart(clock_.Now(), metrics_.num_prompt_tokens(),
                             metrics_.num_generation_tokens());
@@ -228,6 +229,7 @@ void EngineLoop::PublishState() {
                           .healthy = true};
   metrics_.SetState(stats.num_running, stats.num_waiting, stats.kv_cache_usage,
                     scheduler_.num_preemptions(), scheduler_.session_spread_seconds());
+  metrics_.SetCacheStats(scheduler_.cache().stats());
   throughput_log_.Update(clock_.Now(), metrics_.num_prompt_tokens(),
                          metrics_.num_generation_tokens(), stats);
   std::lock_guard lock(mutex_);

@@ -35,7 +35,8 @@ EngineMetrics::EngineMetrics(MetricsRegistry& registry, const std::string& model
 
 EngineMetrics::EngineMetrics(MetricsRegistry& registry, const MetricLabels& labels,
                              int64_t max_model_len)
-    : num_requests_running_(
+    : prefix_cache_(registry, labels),
+      num_requests_running_(
           registry.AddGauge("vllm:num_requests_running", "Requests in the running batch.", labels)),
       num_requests_waiting_(
           registry.AddGauge("vllm:num_requests_waiting", "Requests waiting to run.", labels)),
@@ -85,6 +86,10 @@ EngineMetrics::EngineMetrics(MetricsRegistry& registry, const MetricLabels& labe
     request_success_[i] =
         &registry.AddCounter("vllm:request_success", "Requests ended.", std::move(with_reason));
   }
+}
+
+void EngineMetrics::SetCacheStats(const kv_cache::PrefixCacheStats& stats) {
+  prefix_cache_.Set(stats);
 }
 
 void EngineMetrics::OnStep(int num_tokens) { iteration_tokens_.Observe(num_tokens); }

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/metrics.h"
+#include "engine/prefix_cache_metrics.h"
 #include "request/request.h"
 
 namespace fathom::engine {
@@ -34,12 +35,15 @@ class EngineMetrics {
   void SetState(int num_running, int num_waiting, double kv_cache_usage, uint64_t num_preemptions,
                 double session_spread_seconds);
 
+  void SetCacheStats(const kv_cache::PrefixCacheStats& stats);
+
   uint64_t num_prompt_tokens() const { return prompt_tokens_.value(); }
   uint64_t num_generation_tokens() const { return generation_tokens_.value(); }
 
  private:
   EngineMetrics(MetricsRegistry& registry, const MetricLabels& labels, int64_t max_model_len);
 
+  PrefixCacheMetrics prefix_cache_;
   Gauge& num_requests_running_;
   Gauge& num_requests_waiting_;
   Gauge& kv_cache_usage_;

@@ -1,6 +1,7 @@
 #include "engine/make_engine.h"
 
 #include <fmt/format.h>
+#include <sys/random.h>
 
 #include <algorithm>
 #include <utility>
@@ -8,6 +9,7 @@
 #include "base/log.h"
 #include "engine/engine_loop.h"
 #include "kv_cache/pool_plan.h"
+#include "kv_store/disk_store.h"
 #include "runtime/kv_cache.h"
 #include "runtime/model_runner.h"
 
@@ -21,6 +23,58 @@ int MaxLogitsRows(const EngineOptions& options) {
   const int64_t row_bytes = int64_t{options.vocab_size} * static_cast<int64_t>(sizeof(float));
   const int64_t rows = options.limits.max_num_seqs + kPromptLogitsBytes / row_bytes;
   return static_cast<int>(std::min<int64_t>(rows, options.limits.max_batched_tokens));
+}
+
+struct KvTiers {
+  kv_cache::PrefixCacheOptions cache;
+  runtime::HostPoolSizes host;
+  std::unique_ptr<kv_store::DiskStore> disk;  // null: none
+};
+
+// Without a disk the names of blocks mean nothing after this process: a key of its own.
+Result<kv_cache::HashKey> RandomKey() {
+  kv_cache::HashKey key;
+  if (getrandom(key.data(), key.size(), 0) != static_cast<ssize_t>(key.size())) {
+    return InternalError("the system gives no random bytes (getrandom)");
+  }
+  return key;
+}
+
+Result<KvTiers> OpenKvTiers(const EngineOptions& options, const kv_cache::KvLayout& layout,
+                            const kv_cache::PoolSizes& pools) {
+  constexpr int64_t kHostBytesForDisk = int64_t{4} << 30;
+  const KvTierOptions& kv = options.kv;
+  KvTiers tiers;
+  tiers.cache = {
+      .pools = pools,
+      .sliding_window = options.sliding_window,
+      .enabled = kv.prefix_caching,
+      .retention_interval = kv.retention_interval,
+      .turn_token_id = kv.turn_token_id,
+      .block_bytes = layout.block_bytes,
+      .snapshot_bytes = kv_cache::SnapshotBytesWithPages(layout, options.sliding_window)};
+  ASSIGN_OR_RETURN(tiers.cache.hash_key, RandomKey());
+  const bool has_disk = !kv.disk_directory.empty() && kv.disk_bytes > 0;
+  const int64_t host_bytes = kv.host_bytes == 0 && has_disk ? kHostBytesForDisk : kv.host_bytes;
+  // A model of window layers alone has nothing to keep there.
+  if (!kv.prefix_caching || layout.block_bytes == 0 || host_bytes == 0) return tiers;
+  const kv_cache::HostSlots slots =
+      kv_cache::PlanHostSlots(layout, options.sliding_window, host_bytes);
+  tiers.cache.num_host_blocks = slots.num_blocks;
+  tiers.cache.num_host_snapshots = slots.num_snapshots;
+  tiers.host = {.num_blocks = slots.num_blocks,
+                .num_snapshots = slots.num_snapshots,
+                .snapshot_bytes = tiers.cache.snapshot_bytes};
+  if (!has_disk) return tiers;
+  ASSIGN_OR_RETURN(
+      tiers.disk,
+      kv_store::DiskStore::Open({.directory = kv.disk_directory,
+                                 .content_name = kv.model_fingerprint,
+                                 .payload_bytes = {layout.block_bytes, tiers.cache.snapshot_bytes},
+                                 .write_bytes_per_second = kv.disk_write_bytes_per_second}));
+  tiers.cache.hash_key = tiers.disk->key();
+  tiers.cache.disk_bytes = kv.disk_bytes;
+  return tiers;
 }
 
 Status CheckLimits(const EngineOptions& options) {
@@ -53,22 +107,29 @@ Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
   const kv_cache::PoolDemand demand{.max_num_seqs = options.limits.max_num_seqs,
                                     .max_num_batched_tokens = options.limits.max_batched_tokens,
                                     .max_model_len = options.limits.max_model_len,
-                                    .sliding_window = options.sliding_window};
+                                    .sliding_window = options.sliding_window,
+                                    .prefix_cache = options.kv.prefix_caching};
   const int64_t budget_bytes =
       options.kv_cache_bytes != 0
           ? options.kv_cache_bytes
           : runtime::AutomaticKvCacheBytes(kv_cache::MaxUsefulBytes(layout, demand), device,
                                            options.kv_memory_share);
   ASSIGN_OR_RETURN(const auto pools, kv_cache::PlanPools(layout, demand, budget_bytes));
-  ASSIGN_OR_RETURN(auto kv_cache, runtime::KvCache::Make(layout, pools, device));
+  ASSIGN_OR_RETURN(KvTiers tiers, OpenKvTiers(options, layout, pools));
+  ASSIGN_OR_RETURN(auto kv_cache, runtime::KvCache::Make(layout, pools, device, tiers.host));
   LogInfo("KV cache: {} blocks of {} tokens, {} MiB", pools.num_blocks, kv_cache::kBlockTokens,
           kv_cache.bytes() >> 20);
+  if (kv_cache.host_bytes() > 0) {
+    LogInfo("KV cache in host memory: {} MiB; on disk: {}", kv_cache.host_bytes() >> 20,
+            options.kv.disk_directory.empty() ? "none" : options.kv.disk_directory);
+  }
 
   const int max_logits_rows = MaxLogitsRows(options);
   ASSIGN_OR_RETURN(auto runner, runtime::ModelRunner::Make({.vocab_size = options.vocab_size,
                                                             .max_logits_rows = max_logits_rows,
                                                             .eos_token_ids = options.eos_token_ids},
-                                                           model, std::move(kv_cache), device));
+                                                           model, std::move(kv_cache), device,
+                                                           std::move(tiers.disk)));
   const scheduler::SchedulerOptions scheduler_options{
       .max_num_seqs = options.limits.max_num_seqs,
       .max_num_batched_tokens = options.limits.max_batched_tokens,
@@ -76,7 +137,7 @@ Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
       .max_model_len = options.limits.max_model_len,
       .vocab_size = options.vocab_size,
       .eos_token_ids = options.eos_token_ids,
-      .cache = {.pools = pools, .sliding_window = options.sliding_window, .enabled = false},
+      .cache = tiers.cache,
       .decode_floor = options.decode_floor};
   const EngineLoopOptions loop_options{
       .model_name = options.model_name,

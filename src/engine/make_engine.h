@@ -20,13 +20,14 @@ namespace fathom::engine {
 // What of ended requests is kept, and where.
 struct KvTierOptions {
   bool prefix_caching = true;
-  int64_t retention_interval = 4096;  // tokens between the snapshots of a prefill; 0: at its end only
-  int32_t turn_token_id = -1;         // begins a user's turn
-  int64_t host_bytes = 0;             // 0: none, or 4 GiB where there is a disk
-  std::string disk_directory;         // empty: none
+  int64_t retention_interval =
+      4096;                         // tokens between the snapshots of a prefill; 0: at its end only
+  int32_t turn_token_id = -1;       // begins a user's turn
+  int64_t host_bytes = 0;           // 0: none, or 4 GiB where there is a disk
+  std::string disk_directory = {};  // empty: none
   int64_t disk_bytes = int64_t{64} << 30;
   int64_t disk_write_bytes_per_second = int64_t{200} << 20;
-  std::string model_fingerprint;  // the same for the same weights and numerics
+  std::string model_fingerprint = {};  // the same for the same weights and numerics
 };
 
 struct EngineOptions {

@@ -39,6 +39,24 @@ TEST(IdPool, KeepsAnIdUntilItsLastReferenceIsGone) {
   EXPECT_TRUE(pool.IsIntact());
 }
 
+TEST(IdPool, WhatTheCacheAloneHoldsIsAvailable) {
+  IdPool pool(2);
+  const int32_t id = pool.Allocate();
+  pool.AddCacheReference(id);
+  EXPECT_EQ(pool.num_available(), 1);
+  pool.Release(id);
+  EXPECT_TRUE(pool.is_reclaimable(id));
+  EXPECT_EQ(pool.num_available(), 2);
+  EXPECT_EQ(pool.num_free(), 1);
+  pool.AddReference(id);
+  EXPECT_EQ(pool.num_available(), 1);
+  pool.ReleaseCacheReference(id);
+  EXPECT_EQ(pool.num_used(), 1);
+  pool.Release(id);
+  EXPECT_EQ(pool.num_free(), 2);
+  EXPECT_TRUE(pool.IsIntact());
+}
+
 TEST(IdPoolDeathTest, ReleasingAFreeIdIsOurBug) {
   IdPool pool(2);
   EXPECT_DEATH(pool.Release(0), "none");

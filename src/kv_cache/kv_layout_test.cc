@@ -65,6 +65,32 @@ TEST(KvLayout, StateHoldsTheRowsOfEveryCompressedLayer) {
   EXPECT_GE(s.slot_bytes, s.c128_layer_offset(20));
 }
 
+TEST(KvLayout, FlashStaysInsideItsMemoryPlan) {
+  for (const auto index_dtype : {IndexKeyDType::kFp4, IndexKeyDType::kFp8}) {
+    const KvLayout l = MakeKvLayout(FlashConfig(), Numerics::kOfficial, index_dtype);
+    EXPECT_LE(l.bytes_per_token(), 4000);
+    // What a running request has beyond its pages.
+    EXPECT_LE(l.state.slot_bytes, 5'000'000);
+  }
+  // As docs/kv-cache.md says.
+  const KvLayout l = MakeKvLayout(FlashConfig(), Numerics::kOfficial, IndexKeyDType::kFp4);
+  EXPECT_EQ(l.block_bytes, 899'840);
+  EXPECT_EQ(l.state.slot_bytes, 4'875'520);
+  EXPECT_EQ(l.window_page_bytes, 1'644'544);
+  EXPECT_EQ(l.snapshot.bytes, 860'160);
+}
+
+TEST(KvLayout, ASnapshotHasTheLastFourRowsOfEveryC4Compressor) {
+  const KvLayout l = MakeKvLayout(FlashConfig(), Numerics::kOfficial, IndexKeyDType::kFp4);
+  ASSERT_EQ(l.snapshot.ranges.size(), 42u);
+  EXPECT_EQ(l.snapshot.ranges[0].slot_offset, 12 * 8192);
+  EXPECT_EQ(l.snapshot.ranges[0].bytes, 4 * 8192);
+  EXPECT_EQ(l.snapshot.ranges[1].slot_offset, 16 * 8192 + 12 * 2048);
+  EXPECT_EQ(l.snapshot.ranges[1].bytes, 4 * 2048);
+  ASSERT_EQ(l.snapshot.merged_ends.size(), 20u);
+  EXPECT_EQ(l.snapshot.merged_ends[3], l.state.c128_layer_offset(3));
+}
+
 TEST(KvLayout, AConfigWithoutCompressedLayersHasEmptyBlocks) {
   ModelConfig config;
   config.num_layers = 2;

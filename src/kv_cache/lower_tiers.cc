@@ -16,7 +16,8 @@ LowerTiers::LowerTiers(const LowerTiersOptions& options, PrefixTree& tree, uint6
       session_credit_(session_credit),
       tree_(tree),
       host_{IdPool(options.num_host_slots[0]), IdPool(options.num_host_slots[1])},
-      disk_on_(options.disk_bytes > 0) {
+      disk_on_(options.disk_bytes > 0),
+      indexing_(disk_on_) {
   // The disk reads and writes host memory.
   CHECK(!disk_on_ || (host_[0].capacity() > 0 && host_[1].capacity() > 0));
 }
@@ -133,6 +134,9 @@ void LowerTiers::OnEvents(std::span<const KvStoreEvent> events, uint64_t time) {
       case KvStoreEvent::Kind::kFound:
         OnFound(event, time);
         break;
+      case KvStoreEvent::Kind::kIndexed:
+        indexing_ = false;
+        break;
       case KvStoreEvent::Kind::kOff:
         TurnDiskOff();
         break;
@@ -213,7 +217,7 @@ void LowerTiers::KeepDiskBudget() {
 }
 
 void LowerTiers::TurnDiskOff() {
-  disk_on_ = false;
+  disk_on_ = indexing_ = false;
   waiting_writes_.clear();
   for (const KvStoreRequest& r : std::exchange(requests_, {})) {
     KvStoreEvent failed{.record = r.record, .host_slot = r.host_slot};

@@ -56,8 +56,8 @@ class LowerTiers {
   void Clear();
 
   bool has_requests() const { return !requests_.empty() || CanWrite(); }
-  // Requests that the disk has not answered.
-  bool is_waiting() const { return num_reads_ + num_writes_ > 0; }
+  // Requests that the disk has not answered, or records of earlier runs that it has not told.
+  bool is_waiting() const { return num_reads_ + num_writes_ > 0 || indexing_; }
   bool disk_on() const { return disk_on_; }
   int64_t disk_bytes_used() const { return disk_bytes_used_; }
   const LowerTiersStats& stats() const { return stats_; }
@@ -96,6 +96,7 @@ class LowerTiers {
   std::vector<request::KvStoreRequest> requests_;
   int num_reads_ = 0, num_writes_ = 0;
   bool disk_on_ = false;
+  bool indexing_ = false;
   int64_t disk_bytes_used_ = 0;
   LowerTiersStats stats_;
 };

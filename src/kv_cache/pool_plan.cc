@@ -17,14 +17,38 @@ PoolSizes SizesWithoutBlocks(const PoolDemand& demand) {
           .num_state_slots = demand.max_num_seqs};
 }
 
+// A snapshot for every 4,096 tokens, and a few for each sequence.
+int64_t MaxUsefulSnapshots(const PoolDemand& demand) {
+  return (demand.max_model_len / 4096 + 4) * demand.max_num_seqs;
+}
+
+// What `bytes` buy for the prefix cache: the ends of at most max_num_seqs sequences, and snapshots.
+void AddKeptStates(const KvLayout& layout, const PoolDemand& demand, int64_t bytes,
+                   PoolSizes& sizes) {
+  const int64_t num_tail_pages = MaxWindowPages(demand.sliding_window, 1);
+  const int64_t num_snapshot_pages = NumSnapshotPages(demand.sliding_window);
+  const int64_t tail_bytes = layout.state.slot_bytes + num_tail_pages * layout.window_page_bytes;
+  const int64_t snapshot_bytes =
+      layout.snapshot.bytes + num_snapshot_pages * layout.window_page_bytes;
+  const int64_t num_tails =
+      std::min<int64_t>(demand.max_num_seqs, bytes / 4 / std::max<int64_t>(1, tail_bytes));
+  const int64_t num_snapshots =
+      std::min<int64_t>(MaxUsefulSnapshots(demand),
+                        (bytes - num_tails * tail_bytes) / std::max<int64_t>(1, snapshot_bytes));
+  sizes.num_state_slots += static_cast<int32_t>(num_tails);
+  sizes.num_snapshots = static_cast<int32_t>(num_snapshots);
+  sizes.num_window_pages +=
+      static_cast<int32_t>(num_tails * num_tail_pages + num_snapshots * num_snapshot_pages);
+}
+
 int64_t MaxUsefulBlocks(const PoolDemand& demand) {
   const int64_t num_blocks = NumBlocksFor(demand.max_model_len) * demand.max_num_seqs;
   return std::min<int64_t>(num_blocks, std::numeric_limits<int32_t>::max());
 }
 
 int64_t NumAffordableBlocks(const KvLayout& layout, const PoolDemand& demand,
-                            int64_t budget_bytes) {
-  const int64_t left = budget_bytes - PoolBytes(layout, SizesWithoutBlocks(demand));
+                            const PoolSizes& without_blocks, int64_t budget_bytes) {
+  const int64_t left = budget_bytes - PoolBytes(layout, without_blocks);
   if (left < 0) return 0;
   const int64_t useful = MaxUsefulBlocks(demand);
   // A model of window layers alone has no history bytes.
@@ -40,24 +64,48 @@ std::string Mebibytes(int64_t bytes) {
 
 int64_t PoolBytes(const KvLayout& layout, const PoolSizes& sizes) {
   return sizes.num_blocks * layout.block_bytes + sizes.num_window_pages * layout.window_page_bytes +
-         sizes.num_state_slots * layout.state.slot_bytes;
+         sizes.num_state_slots * layout.state.slot_bytes +
+         sizes.num_snapshots * layout.snapshot.bytes;
 }
 
 int64_t MaxUsefulBytes(const KvLayout& layout, const PoolDemand& demand) {
   PoolSizes sizes = SizesWithoutBlocks(demand);
+  if (demand.prefix_cache) {
+    AddKeptStates(layout, demand, std::numeric_limits<int64_t>::max() / 2, sizes);
+  }
   sizes.num_blocks = static_cast<int32_t>(MaxUsefulBlocks(demand));
   return PoolBytes(layout, sizes);
 }
 
+HostSlots PlanHostSlots(const KvLayout& layout, int sliding_window, int64_t bytes) {
+  if (bytes <= 0) return {};
+  const auto at_least_one = [](int64_t budget, int64_t each) {
+    return static_cast<int32_t>(std::max<int64_t>(1, budget / std::max<int64_t>(1, each)));
+  };
+  return {.num_blocks = at_least_one(bytes - bytes / 5, layout.block_bytes),
+          .num_snapshots = at_least_one(bytes / 5, SnapshotBytesWithPages(layout, sliding_window))};
+}
+
 int64_t LongestSequence(const KvLayout& layout, const PoolDemand& demand, int64_t budget_bytes) {
-  return NumAffordableBlocks(layout, demand, budget_bytes) * kBlockTokens;
+  return NumAffordableBlocks(layout, demand, SizesWithoutBlocks(demand), budget_bytes) *
+         kBlockTokens;
 }
 
 Result<PoolSizes> PlanPools(const KvLayout& layout, const PoolDemand& demand,
                             int64_t budget_bytes) {
   PoolSizes sizes = SizesWithoutBlocks(demand);
-  sizes.num_blocks = static_cast<int32_t>(NumAffordableBlocks(layout, demand, budget_bytes));
   const int64_t num_needed = NumBlocksFor(demand.max_model_len);
+  const auto num_blocks_beside = [&](const PoolSizes& others) {
+    return static_cast<int32_t>(NumAffordableBlocks(layout, demand, others, budget_bytes));
+  };
+  const int64_t left = budget_bytes - PoolBytes(layout, sizes);
+  if (demand.prefix_cache && left > 0) {
+    PoolSizes with_states = sizes;
+    AddKeptStates(layout, demand, left / 8, with_states);
+    with_states.num_blocks = num_blocks_beside(with_states);
+    if (with_states.num_blocks >= num_needed) return with_states;
+  }
+  sizes.num_blocks = num_blocks_beside(sizes);
   if (sizes.num_blocks >= num_needed) return sizes;
 
   PoolSizes needed = sizes;

@@ -1,7 +1,9 @@
 // PlanPools: how many blocks, pages and slots a memory budget buys. Pure functions.
 //
 // State slots and window pages are bought for every sequence that may run, so that only history
-// blocks can be short; history blocks get the rest, up to max_num_seqs full contexts.
+// blocks can be short. With a prefix cache an eighth of the rest buys snapshots and the state of
+// ended sequences, as long as one context of max_model_len still fits beside them. History blocks
+// get what is left, up to max_num_seqs full contexts.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +19,7 @@ struct PoolDemand {
   int max_num_batched_tokens = 0;
   int64_t max_model_len = 0;
   int sliding_window = 128;
+  bool prefix_cache = false;
 };
 
 // kOutOfMemory when one sequence of max_model_len does not fit into `budget_bytes`: says how long a
@@ -29,6 +32,13 @@ int64_t PoolBytes(const KvLayout& layout, const PoolSizes& sizes);
 // The bytes that every one of max_num_seqs full contexts needs at once: more than this is never
 // used.
 int64_t MaxUsefulBytes(const KvLayout& layout, const PoolDemand& demand);
+
+// How many blocks and snapshots `bytes` of host memory hold: a fifth is for snapshots.
+struct HostSlots {
+  int32_t num_blocks = 0;
+  int32_t num_snapshots = 0;
+};
+HostSlots PlanHostSlots(const KvLayout& layout, int sliding_window, int64_t bytes);
 
 // The longest sequence that `budget_bytes` hold; 0 when not even one block fits.
 int64_t LongestSequence(const KvLayout& layout, const PoolDemand& demand, int64_t budget_bytes);

@@ -59,6 +59,39 @@ TEST(PoolPlan, AContextThatDoesNotFitSaysWhatWouldAndWhatToDo) {
   EXPECT_EQ(LongestSequence(SmallLayout(), demand, 100), 0);
 }
 
+TEST(PoolPlan, APrefixCacheGetsAnEighthOfTheRestForStates) {
+  KvLayout layout = SmallLayout();
+  layout.snapshot.bytes = 50;
+  const PoolDemand demand{.max_num_seqs = 4,
+                          .max_num_batched_tokens = 128,
+                          .max_model_len = 8192,
+                          .prefix_cache = true};
+  const int64_t fixed = 4 * 10 + (4 * 5 + 2) * 100;
+  const auto sizes = PlanPools(layout, demand, fixed + 80 * 1000);
+  ASSERT_TRUE(sizes.ok());
+  EXPECT_EQ(sizes->num_state_slots, 4 + 4);
+  EXPECT_EQ(sizes->num_snapshots, 24);
+  EXPECT_EQ(sizes->num_window_pages, 22 + 4 * 4 + 24 * 2);
+  EXPECT_GE(sizes->num_blocks, 70);
+  EXPECT_LE(PoolBytes(layout, *sizes), fixed + 80 * 1000);
+  EXPECT_LE(PoolBytes(layout, *sizes), MaxUsefulBytes(layout, demand));
+  // A context of max_model_len goes before them.
+  const auto tight = PlanPools(layout, demand, fixed + 32 * 1000);
+  ASSERT_TRUE(tight.ok());
+  EXPECT_EQ(tight->num_blocks, 32);
+  EXPECT_EQ(tight->num_snapshots, 0);
+}
+
+TEST(PoolPlan, HostMemoryHasRoomForBothKinds) {
+  KvLayout layout = SmallLayout();
+  layout.snapshot.bytes = 50;
+  EXPECT_EQ(PlanHostSlots(layout, 128, 0).num_blocks, 0);
+  EXPECT_EQ(PlanHostSlots(layout, 128, 10).num_blocks, 1);
+  const HostSlots slots = PlanHostSlots(layout, 128, 100000);
+  EXPECT_EQ(slots.num_blocks, 80);
+  EXPECT_EQ(slots.num_snapshots, 80);
+}
+
 TEST(PoolPlan, AModelWithoutHistoryBytesHoldsAnyContext) {
   KvLayout layout = SmallLayout();
   layout.block_bytes = 0;

@@ -264,6 +264,11 @@ void DiskStore::Scan() {
     unlink(path.c_str());
     ++num_deleted;
   }
+  {
+    std::lock_guard lock(mutex_);
+    events_.push_back({.kind = KvStoreEvent::Kind::kIndexed});
+    event_.notify_all();
+  }
   if (files.empty()) return;
   LogInfo("KV cache on disk: {} records found, {} files deleted that are not intact",
           static_cast<int64_t>(files.size()) - num_deleted, num_deleted);

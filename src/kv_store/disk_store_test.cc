@@ -60,7 +60,9 @@ class DiskStoreTest : public testing::Test {
     std::vector<KvStoreEvent> events;
     for (int i = 0; i < 500 && events.size() < count; ++i) {
       store_->WaitForEvent(std::chrono::milliseconds(20));
-      for (KvStoreEvent& e : store_->TakeEvents()) events.push_back(std::move(e));
+      for (KvStoreEvent& e : store_->TakeEvents()) {
+        if (e.kind != KvStoreEvent::Kind::kIndexed) events.push_back(std::move(e));
+      }
     }
     return events;
   }
@@ -108,6 +110,19 @@ TEST_F(DiskStoreTest, FindsEarlierRecordsAndKeepsItsKey) {
     EXPECT_EQ(e.file_bytes, static_cast<int64_t>(fs::file_size(FileOf(e.record))));
   }
   EXPECT_TRUE(Read(Record(3)));
+}
+
+TEST_F(DiskStoreTest, SaysWhenItHasToldAll) {
+  ASSERT_TRUE(Write(Record(1)));
+  Open();
+  std::vector<KvStoreEvent> events;
+  for (int i = 0; i < 500 && events.size() < 2; ++i) {
+    store_->WaitForEvent(std::chrono::milliseconds(20));
+    for (KvStoreEvent& e : store_->TakeEvents()) events.push_back(std::move(e));
+  }
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_EQ(events[0].kind, KvStoreEvent::Kind::kFound);
+  EXPECT_EQ(events[1].kind, KvStoreEvent::Kind::kIndexed);
 }
 
 TEST_F(DiskStoreTest, DeletesWhatIsTruncatedDamagedForeignOrHalfWritten) {

@@ -63,10 +63,11 @@ struct KvStoreRequest {
 // The disk's answer, or news.
 struct KvStoreEvent {
   enum class Kind : uint8_t {
-    kRead,   // `ok`: the host slot has the bytes; else the record is gone
-    kWrite,  // `ok`: the record can be read from now on
-    kFound,  // a record of an earlier run; no host slot
-    kOff,    // the disk failed: nothing more is read or written; every request has been answered
+    kRead,     // `ok`: the host slot has the bytes; else the record is gone
+    kWrite,    // `ok`: the record can be read from now on
+    kFound,    // a record of an earlier run; no host slot
+    kIndexed,  // every record of earlier runs has been told
+    kOff,      // the disk failed: nothing more is read or written; every request has been answered
   };
   Kind kind = Kind::kRead;
   KvRecord record = {};

@@ -38,7 +38,7 @@ struct ScheduledSequence {
 struct ScheduledBatch {
   uint64_t step = 0;
   std::vector<ScheduledSequence> sequences;
-  KvTransfers transfers;
+  KvTransfers transfers = {};
   // A step may move memory only.
   bool empty() const { return sequences.empty() && transfers.empty(); }
   int num_tokens() const {
@@ -58,8 +58,8 @@ struct SequenceResult {
 
 struct StepResult {
   uint64_t step = 0;
-  std::vector<SequenceResult> sequences;  // in the batch's order
-  std::vector<KvStoreEvent> store_events;  // for PrefixCache::OnStoreEvents
+  std::vector<SequenceResult> sequences;        // in the batch's order
+  std::vector<KvStoreEvent> store_events = {};  // for PrefixCache::OnStoreEvents
 };
 
 }  // namespace fathom::request

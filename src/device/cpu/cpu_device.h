@@ -15,6 +15,7 @@ class CpuDevice final : public Device, private Buffer::Deleter {
   DeviceKind kind() const override { return DeviceKind::kCpu; }
   std::string name() const override;
   Result<Buffer> Allocate(int64_t bytes) override;
+  Result<Buffer> AllocateHost(int64_t bytes) override { return Allocate(bytes); }
   Result<std::unique_ptr<Stream>> MakeStream() override;
   int64_t total_memory_bytes() const override;
   int64_t free_memory_bytes() const override;

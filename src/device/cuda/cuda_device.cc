@@ -2,6 +2,8 @@
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
+#include <cstring>
+
 #include "device/device.h"
 
 namespace fathom::device {
@@ -69,6 +71,22 @@ class CudaDevice final : public Device, private Buffer::Deleter {
     return buffer;
   }
 
+  Result<Buffer> AllocateHost(int64_t bytes) override {
+    CHECK_GE(bytes, 0);
+    if (bytes == 0) return Buffer();
+    RETURN_IF_CUDA_ERROR("cudaSetDevice", cudaSetDevice(index_));
+    void* data = nullptr;
+    const cudaError_t error =
+        cudaHostAlloc(&data, static_cast<size_t>(bytes), cudaHostAllocPortable);
+    if (error != cudaSuccess) {
+      (void)cudaGetLastError();
+      return OutOfMemory(
+          fmt::format("cannot pin {} bytes of host memory: {}", bytes, cudaGetErrorString(error)));
+    }
+    std::memset(data, 0, static_cast<size_t>(bytes));
+    return Buffer(static_cast<std::byte*>(data), bytes, &pinned_);
+  }
+
   Result<std::unique_ptr<Stream>> MakeStream() override {
     RETURN_IF_CUDA_ERROR("cudaSetDevice", cudaSetDevice(index_));
     cudaStream_t stream = nullptr;
@@ -93,8 +111,13 @@ class CudaDevice final : public Device, private Buffer::Deleter {
     return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
   }
 
+  class PinnedDeleter final : public Buffer::Deleter {
+    void Free(std::byte* data, int64_t) override { cudaFreeHost(data); }
+  };
+
   int index_;
   std::string name_;
+  PinnedDeleter pinned_;
 };
 
 }  // namespace

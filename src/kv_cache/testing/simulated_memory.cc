@@ -27,7 +27,9 @@ SimulatedMemory::SimulatedMemory(const PrefixCacheOptions& options)
       host_blocks_(Index(options.num_host_blocks)),
       slots_(Index(options.pools.num_state_slots)),
       snapshots_(Index(options.pools.num_snapshots)),
-      host_snapshots_(Index(options.num_host_snapshots)) {}
+      host_snapshots_(Index(options.num_host_snapshots)) {
+  if (options.disk_bytes > 0) events_.push_back({.kind = KvStoreEvent::Kind::kIndexed});
+}
 
 void SimulatedMemory::Run(const request::KvTransfers& transfers) {
   for (const KvCopy& copy : transfers.copies) Copy(copy);
@@ -139,6 +141,7 @@ void SimulatedMemory::Restart() {
     events_.push_back(
         {.kind = KvStoreEvent::Kind::kFound, .record = record.record, .file_bytes = 100});
   }
+  events_.push_back({.kind = KvStoreEvent::Kind::kIndexed});
 }
 
 void SimulatedMemory::BreakDisk() {

@@ -56,6 +56,8 @@ kv_cache::KvLayout FakeLayout() {
   layout.block_bytes = kBlockTokens * sizeof(int32_t);
   layout.window_page_bytes = kWindowPageTokens * sizeof(int32_t);
   layout.state.slot_bytes = sizeof(SlotState);
+  layout.snapshot.ranges = {{.slot_offset = 0, .offset = 0, .bytes = sizeof(SlotState)}};
+  layout.snapshot.bytes = sizeof(SlotState);
   return layout;
 }
 
@@ -70,14 +72,19 @@ void FakeModel::Forward(const model::ForwardBatch& batch, const model::KvCacheVi
     const int32_t num_computed = batch.num_computed[s];
     SlotState& state = sequence.State();
     if (num_computed == 0) state = {};
-    CHECK_EQ(state.num_tokens, num_computed);
+    CHECK(num_computed <= state.num_tokens &&
+          num_computed >= state.num_tokens - kv_cache::kMaxRollbackTokens);
+    const bool taken_back = num_computed < state.num_tokens;
+    state.num_tokens = num_computed;
     for (int32_t t = begin; t < end; ++t) {
       const int64_t position = num_computed + (t - begin);
       *sequence.BlockEntry(position) = batch.token_ids[static_cast<size_t>(t)];
       *sequence.PageEntry(position) = batch.token_ids[static_cast<size_t>(t)];
     }
     state.num_tokens += end - begin;
-    if (num_computed == 0 || end - begin > 1) state.num_prompt_tokens = state.num_tokens;
+    if (num_computed == 0 || end - begin > 1 || taken_back) {
+      state.num_prompt_tokens = state.num_tokens;
+    }
   }
   size_t row = 0;
   for (size_t s = 0; s < batch.num_computed.size(); ++s) {

@@ -22,8 +22,8 @@ class FakeModel final : public model::DeepSeekV4 {
  public:
   // Fills the logits [vocab] that follow `token_ids`, of which the first num_prompt_tokens are the
   // prompt. The prompt's end is the end of the last step in which the sequence ran more than one
-  // token, or began: right unless a sequence is preempted, or the last chunk of a prompt is a
-  // single token.
+  // token, began, or was taken back: right unless a sequence is preempted, or the last chunk of a
+  // prompt is a single token.
   using Script = std::function<void(std::span<const int32_t> token_ids, int64_t num_prompt_tokens,
                                     std::span<float> logits)>;
 
