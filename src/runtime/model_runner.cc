@@ -16,50 +16,46 @@ constexpr auto kStoreWait = std::chrono::milliseconds(5);
 // How many of a sequence's tokens this step are followed by a prompt token
 // whose log-probability was asked for. None when there is output already: then
 // they have been reported, and the prompt runs again after a preemption.
-size_t NumPromptLogprobs(const request::ScheduledSequence &s) {
+size_t NumPromptLogprobs(const request::ScheduledSequence& s) {
   const size_t num_prompt_tokens = s.request->prompt_token_ids.size();
-  if (!s.request->sampling.num_prompt_logprobs ||
-      s.all_token_ids.size() > num_prompt_tokens) {
+  if (!s.request->sampling.num_prompt_logprobs || s.all_token_ids.size() > num_prompt_tokens) {
     return 0;
   }
   const auto begin = static_cast<size_t>(s.num_computed_tokens);
   return std::min(begin + s.token_ids.size(), num_prompt_tokens - 1) - begin;
 }
 
-ThreadPool *PoolOf(device::Stream &stream) {
-  return stream.kind() == device::DeviceKind::kCpu ? &stream.thread_pool()
-                                                   : nullptr;
+ThreadPool* PoolOf(device::Stream& stream) {
+  return stream.kind() == device::DeviceKind::kCpu ? &stream.thread_pool() : nullptr;
 }
 
-} // namespace
+}  // namespace
 
-Result<std::unique_ptr<ModelRunner>>
-ModelRunner::Make(const ModelRunnerOptions &options, model::DeepSeekV4 &model,
-                  KvCache kv_cache, device::Device &device,
-                  std::unique_ptr<kv_store::DiskStore> disk) {
+Result<std::unique_ptr<ModelRunner>> ModelRunner::Make(const ModelRunnerOptions& options,
+                                                       model::DeepSeekV4& model, KvCache kv_cache,
+                                                       device::Device& device,
+                                                       std::unique_ptr<kv_store::DiskStore> disk) {
   ASSIGN_OR_RETURN(auto stream, device.MakeStream());
-  ASSIGN_OR_RETURN(auto logits, LogitsBuffer::Make(options.max_logits_rows,
-                                                   options.vocab_size, device));
-  return std::unique_ptr<ModelRunner>(
-      new ModelRunner(options, model, std::move(kv_cache), std::move(stream),
-                      std::move(logits), std::move(disk)));
+  ASSIGN_OR_RETURN(auto logits,
+                   LogitsBuffer::Make(options.max_logits_rows, options.vocab_size, device));
+  return std::unique_ptr<ModelRunner>(new ModelRunner(
+      options, model, std::move(kv_cache), std::move(stream), std::move(logits), std::move(disk)));
 }
 
-ModelRunner::ModelRunner(const ModelRunnerOptions &options,
-                         model::DeepSeekV4 &model, KvCache kv_cache,
-                         std::unique_ptr<device::Stream> stream,
-                         LogitsBuffer logits,
-                         std::unique_ptr<kv_store::DiskStore> disk)
-    : model_(model), kv_cache_(std::move(kv_cache)), stream_(std::move(stream)),
-      thread_pool_(PoolOf(*stream_)), logits_(std::move(logits)),
+ModelRunner::ModelRunner(const ModelRunnerOptions& options, model::DeepSeekV4& model,
+                         KvCache kv_cache, std::unique_ptr<device::Stream> stream,
+                         LogitsBuffer logits, std::unique_ptr<kv_store::DiskStore> disk)
+    : model_(model),
+      kv_cache_(std::move(kv_cache)),
+      stream_(std::move(stream)),
+      thread_pool_(PoolOf(*stream_)),
+      logits_(std::move(logits)),
       sampler_(options.vocab_size, options.eos_token_ids, thread_pool_),
       disk_(std::move(disk)) {}
 
-Result<request::StepResult>
-ModelRunner::Run(const request::ScheduledBatch &batch) {
+Result<request::StepResult> ModelRunner::Run(const request::ScheduledBatch& batch) {
   RETURN_IF_ERROR(kv_cache_.Run(batch.transfers.copies, *stream_));
-  if (!batch.sequences.empty())
-    RETURN_IF_ERROR(RunForward(batch));
+  if (!batch.sequences.empty()) RETURN_IF_ERROR(RunForward(batch));
 
   request::StepResult result;
   result.step = batch.step;
@@ -73,82 +69,67 @@ ModelRunner::Run(const request::ScheduledBatch &batch) {
   return result;
 }
 
-Status ModelRunner::RunForward(const request::ScheduledBatch &batch) {
+Status ModelRunner::RunForward(const request::ScheduledBatch& batch) {
   FillBatch(batch);
-  model_.Forward(device_batch_.View(), kv_cache_.view(), logits_.device_data(),
-                 *stream_, nullptr);
+  model_.Forward(device_batch_.View(), kv_cache_.view(), logits_.device_data(), *stream_, nullptr);
   return logits_.Fetch(device_batch_.num_logits_rows(), *stream_);
 }
 
 // The disk sees host slots only when the copies into them are done.
-Status ModelRunner::RunStore(const request::KvTransfers &transfers,
-                             request::StepResult &result) {
-  if (disk_ == nullptr)
-    return OkStatus();
-  if (!transfers.store.empty())
-    RETURN_IF_ERROR(stream_->Synchronize());
-  for (const request::KvStoreRequest &r : transfers.store) {
+Status ModelRunner::RunStore(const request::KvTransfers& transfers, request::StepResult& result) {
+  if (disk_ == nullptr) return OkStatus();
+  if (!transfers.store.empty()) RETURN_IF_ERROR(stream_->Synchronize());
+  for (const request::KvStoreRequest& r : transfers.store) {
     const bool has_slot = r.host_slot >= 0;
-    disk_->Submit(r, has_slot ? kv_cache_.host_slot(r.record.kind, r.host_slot)
-                              : std::span<std::byte>());
+    disk_->Submit(
+        r, has_slot ? kv_cache_.host_slot(r.record.kind, r.host_slot) : std::span<std::byte>());
   }
-  if (transfers.wait_for_store)
-    disk_->WaitForEvent(kStoreWait);
+  if (transfers.wait_for_store) disk_->WaitForEvent(kStoreWait);
   result.store_events = disk_->TakeEvents();
   return OkStatus();
 }
 
-void ModelRunner::FillBatch(const request::ScheduledBatch &batch) {
+void ModelRunner::FillBatch(const request::ScheduledBatch& batch) {
   device_batch_.Clear();
   first_row_.clear();
-  for (const request::ScheduledSequence &s : batch.sequences) {
-    device_batch_.AddSequence(s.token_ids, s.num_computed_tokens,
-                              s.block_table);
+  for (const request::ScheduledSequence& s : batch.sequences) {
+    device_batch_.AddSequence(s.token_ids, s.num_computed_tokens, s.block_table);
     first_row_.push_back(device_batch_.num_logits_rows());
     const size_t num_prompt_rows = NumPromptLogprobs(s);
-    for (size_t i = 0; i < num_prompt_rows; ++i)
-      device_batch_.AddLogitsRow(i);
-    if (s.sample)
-      device_batch_.AddLogitsRow(s.token_ids.size() - 1);
+    for (size_t i = 0; i < num_prompt_rows; ++i) device_batch_.AddLogitsRow(i);
+    if (s.sample) device_batch_.AddLogitsRow(s.token_ids.size() - 1);
   }
 }
 
-void ModelRunner::SampleTokens(const request::ScheduledBatch &batch,
-                               request::StepResult &result) {
+void ModelRunner::SampleTokens(const request::ScheduledBatch& batch, request::StepResult& result) {
   std::vector<SampleRow> rows;
-  std::vector<request::SequenceResult *> results;
+  std::vector<request::SequenceResult*> results;
   for (size_t i = 0; i < batch.sequences.size(); ++i) {
-    const request::ScheduledSequence &s = batch.sequences[i];
-    if (!s.sample)
-      continue;
-    rows.push_back({logits_.row(first_row_[i] + NumPromptLogprobs(s)),
-                    s.request, s.all_token_ids});
+    const request::ScheduledSequence& s = batch.sequences[i];
+    if (!s.sample) continue;
+    rows.push_back({logits_.row(first_row_[i] + NumPromptLogprobs(s)), s.request, s.all_token_ids});
     results.push_back(&result.sequences[i]);
   }
   sampler_.Sample(rows, results);
 }
 
-void ModelRunner::ComputePromptLogprobs(const request::ScheduledBatch &batch,
-                                        request::StepResult &result) {
+void ModelRunner::ComputePromptLogprobs(const request::ScheduledBatch& batch,
+                                        request::StepResult& result) {
   for (size_t i = 0; i < batch.sequences.size(); ++i) {
-    const request::ScheduledSequence &s = batch.sequences[i];
+    const request::ScheduledSequence& s = batch.sequences[i];
     const size_t num_rows = NumPromptLogprobs(s);
-    if (num_rows == 0)
-      continue;
-    request::SequenceResult &out = result.sequences[i];
+    if (num_rows == 0) continue;
+    request::SequenceResult& out = result.sequences[i];
     out.prompt_logprobs.resize(num_rows);
     std::vector<Status> row_status(num_rows);
     const auto compute = [&](int64_t begin, int64_t end) {
-      for (auto row = static_cast<size_t>(begin);
-           row < static_cast<size_t>(end); ++row) {
+      for (auto row = static_cast<size_t>(begin); row < static_cast<size_t>(end); ++row) {
         const std::span<const float> logits = logits_.row(first_row_[i] + row);
         row_status[row] = CheckLogits(logits);
-        if (!row_status[row].ok())
-          continue;
+        if (!row_status[row].ok()) continue;
         const auto next = static_cast<size_t>(s.num_computed_tokens) + row + 1;
-        out.prompt_logprobs[row] =
-            ComputeLogprobs(logits, s.all_token_ids[next],
-                            *s.request->sampling.num_prompt_logprobs);
+        out.prompt_logprobs[row] = ComputeLogprobs(logits, s.all_token_ids[next],
+                                                   *s.request->sampling.num_prompt_logprobs);
       }
     };
     if (thread_pool_ != nullptr) {
@@ -156,11 +137,10 @@ void ModelRunner::ComputePromptLogprobs(const request::ScheduledBatch &batch,
     } else {
       compute(0, static_cast<int64_t>(num_rows));
     }
-    for (const Status &status : row_status) {
-      if (!status.ok())
-        out.status = status;
+    for (const Status& status : row_status) {
+      if (!status.ok()) out.status = status;
     }
   }
 }
 
-} // namespace fathom::runtime
+}  // namespace fathom::runtime

@@ -20,46 +20,42 @@ namespace fathom::runtime {
 
 struct ModelRunnerOptions {
   int vocab_size = 0;
-  int max_logits_rows = 0; // in one step
+  int max_logits_rows = 0;  // in one step
   std::vector<int32_t> eos_token_ids;
 };
 
 class ModelRunner {
-public:
+ public:
   // `disk` keeps what the cache's host slots are written to; null: there is
   // none.
-  static Result<std::unique_ptr<ModelRunner>>
-  Make(const ModelRunnerOptions &options, model::DeepSeekV4 &model,
-       KvCache kv_cache, device::Device &device,
-       std::unique_ptr<kv_store::DiskStore> disk = nullptr);
+  static Result<std::unique_ptr<ModelRunner>> Make(
+      const ModelRunnerOptions& options, model::DeepSeekV4& model, KvCache kv_cache,
+      device::Device& device, std::unique_ptr<kv_store::DiskStore> disk = nullptr);
 
   // An error is the device's, and the end of the runner; what fails one request
   // is in its SequenceResult.
-  Result<request::StepResult> Run(const request::ScheduledBatch &batch);
+  Result<request::StepResult> Run(const request::ScheduledBatch& batch);
 
-private:
-  ModelRunner(const ModelRunnerOptions &options, model::DeepSeekV4 &model,
-              KvCache kv_cache, std::unique_ptr<device::Stream> stream,
-              LogitsBuffer logits, std::unique_ptr<kv_store::DiskStore> disk);
-  Status RunForward(const request::ScheduledBatch &batch);
-  Status RunStore(const request::KvTransfers &transfers,
-                  request::StepResult &result);
-  void FillBatch(const request::ScheduledBatch &batch);
-  void ComputePromptLogprobs(const request::ScheduledBatch &batch,
-                             request::StepResult &result);
-  void SampleTokens(const request::ScheduledBatch &batch,
-                    request::StepResult &result);
+ private:
+  ModelRunner(const ModelRunnerOptions& options, model::DeepSeekV4& model, KvCache kv_cache,
+              std::unique_ptr<device::Stream> stream, LogitsBuffer logits,
+              std::unique_ptr<kv_store::DiskStore> disk);
+  Status RunForward(const request::ScheduledBatch& batch);
+  Status RunStore(const request::KvTransfers& transfers, request::StepResult& result);
+  void FillBatch(const request::ScheduledBatch& batch);
+  void ComputePromptLogprobs(const request::ScheduledBatch& batch, request::StepResult& result);
+  void SampleTokens(const request::ScheduledBatch& batch, request::StepResult& result);
 
-  model::DeepSeekV4 &model_;
+  model::DeepSeekV4& model_;
   KvCache kv_cache_;
   std::unique_ptr<device::Stream> stream_;
-  ThreadPool *const thread_pool_; // null on a GPU
+  ThreadPool* const thread_pool_;  // null on a GPU
   LogitsBuffer logits_;
   Sampler sampler_;
   DeviceBatch device_batch_;
-  std::vector<size_t> first_row_; // of each sequence, among the logits rows
+  std::vector<size_t> first_row_;  // of each sequence, among the logits rows
   // Last: its threads use the cache's host slots.
   std::unique_ptr<kv_store::DiskStore> disk_;
 };
 
-} // namespace fathom::runtime
+}  // namespace fathom::runtime
