@@ -9,13 +9,12 @@
 namespace fathom::runtime {
 namespace {
 
-// A step that has nothing to do but wait for the disk: new requests are seen
-// after it.
+// A step that has nothing to do but wait for the disk: new requests are seen after it.
 constexpr auto kStoreWait = std::chrono::milliseconds(5);
 
-// How many of a sequence's tokens this step are followed by a prompt token
-// whose log-probability was asked for. None when there is output already: then
-// they have been reported, and the prompt runs again after a preemption.
+// How many of a sequence's tokens this step are followed by a prompt token whose log-probability
+// was asked for. None when there is output already: then they have been reported, and the prompt
+// runs again after a preemption.
 size_t NumPromptLogprobs(const request::ScheduledSequence& s) {
   const size_t num_prompt_tokens = s.request->prompt_token_ids.size();
   if (!s.request->sampling.num_prompt_logprobs || s.all_token_ids.size() > num_prompt_tokens) {

@@ -1,6 +1,5 @@
-// ModelRunner: one step from plan to tokens: ScheduledBatch -> DeviceBatch ->
-// forward -> Sampler -> StepResult. Owned by a Worker and used on its thread
-// alone; the model and the device outlive it.
+// ModelRunner: one step from plan to tokens: ScheduledBatch -> DeviceBatch -> forward -> Sampler ->
+// StepResult. Owned by a Worker and used on its thread alone; the model and the device outlive it.
 #pragma once
 
 #include <memory>
@@ -26,14 +25,13 @@ struct ModelRunnerOptions {
 
 class ModelRunner {
  public:
-  // `disk` keeps what the cache's host slots are written to; null: there is
-  // none.
+  // `disk` keeps what the cache's host slots are written to; null: there is none.
   static Result<std::unique_ptr<ModelRunner>> Make(
       const ModelRunnerOptions& options, model::DeepSeekV4& model, KvCache kv_cache,
       device::Device& device, std::unique_ptr<kv_store::DiskStore> disk = nullptr);
 
-  // An error is the device's, and the end of the runner; what fails one request
-  // is in its SequenceResult.
+  // An error is the device's, and the end of the runner; what fails one request is in its
+  // SequenceResult.
   Result<request::StepResult> Run(const request::ScheduledBatch& batch);
 
  private:
