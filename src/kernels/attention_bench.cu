@@ -44,6 +44,15 @@ class Bench {
                                           bytes / 4, mask, base);
     return buffers_.back().data();
   }
+  // FP4 keys whose scales are 2^-15 to 1, so that scores differ as real ones do.
+  void FillKeys(std::byte* blocks, int64_t num_blocks, int64_t block_bytes, int64_t offset,
+                int64_t bytes) {
+    for (int64_t b = 0; b < num_blocks; ++b) {
+      FillWords<<<32, 256, 0, native()>>>(
+          reinterpret_cast<uint32_t*>(blocks + b * block_bytes + offset), bytes / 4, 0x0f0f0f0f,
+          0x70707070);
+    }
+  }
   template <typename T>
   T* Array(int64_t count, uint32_t mask = 0x3f3f3f3f, uint32_t base = 0) {
     return reinterpret_cast<T*>(Memory(count * static_cast<int64_t>(sizeof(T)), mask, base));
@@ -127,7 +136,9 @@ class Layer {
     batch_.token_seq = bench.Ints(seq), batch_.positions = bench.Ints(positions);
     batch_.block_tables = bench.Ints(blocks), batch_.window_tables = bench.Ints(pages);
     batch_.first_window_page = bench.Ints(first), batch_.state_slots = bench.Ints(slots);
-    block_pool_ = bench.Memory(int64_t{batch_.max_blocks} * step.num_seqs * kBlockBytes);
+    const int64_t num_blocks = int64_t{batch_.max_blocks} * step.num_seqs;
+    block_pool_ = bench.Memory(num_blocks * kBlockBytes);
+    bench.FillKeys(block_pool_, num_blocks, kBlockBytes, kLayers * kEntries, kLayers * kKeys);
     page_pool_ = bench.Memory(int64_t{batch_.max_window_pages} * step.num_seqs * kPageBytes);
     angles_ = bench.Array<float>(int64_t{tokens_} * 64);
     rows_ = (tokens_ + 7) / 8 * 8;

@@ -176,6 +176,7 @@ __device__ __forceinline__ float BlockSum256(float x, float* sums) {
 struct CompressorShared {
   float sums[8];
   float key[kIndexDim];
+  uint32_t found[kCompressorThreads / 32];
 };
 
 // b() -> RMSNorm -> b() -> rope at position ratio * j -> b() -> stored. The whole block calls it.
@@ -271,17 +272,19 @@ template <int kRatio, int kDim>
 __device__ void CompressFresh(const CudaAttentionPrologueParams& p,
                               const CudaCompressor& compressor, int group,
                               CompressorShared& shared) {
+  // The tokens that complete an entry, found by a thread each.
+  const int mine = kRatio * group + static_cast<int>(threadIdx.x);
+  const bool candidate = threadIdx.x < kRatio && mine < p.batch.num_tokens &&
+                         p.batch.token_seq[mine] >= 0 &&
+                         p.batch.positions[mine] % kRatio == kRatio - 1;
+  const uint32_t found = __ballot_sync(0xffffffffu, candidate);
+  if (threadIdx.x % 32 == 0) shared.found[threadIdx.x / 32] = found;
   WaitForPredecessor();
   AllowSuccessor();
-  for (int t = kRatio * group; t < min(kRatio * group + kRatio, p.batch.num_tokens); ++t) {
-    const int seq = p.batch.token_seq[t];
-    if (seq < 0) continue;
-    const int position = p.batch.positions[t];
-    if (position % kRatio != kRatio - 1) {
-      // Skip to the next token of this sequence that could complete an entry.
-      t += min(kRatio - 2 - position % kRatio, p.batch.cu_seqlens_q[seq + 1] - 1 - t);
-      continue;
-    }
+  __syncthreads();
+  for (int i = 0; i < kRatio; ++i) {
+    if ((shared.found[i / 32] >> (i % 32) & 1u) == 0) continue;
+    const int t = kRatio * group + i, seq = p.batch.token_seq[t], position = p.batch.positions[t];
     const int j = position / kRatio;
     const CompressorRows<kRatio, kDim> rows(p.batch, compressor, seq, p.slot_bytes,
                                             ThreadChannel<kDim>());

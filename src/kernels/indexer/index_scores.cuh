@@ -247,7 +247,9 @@ __global__ void __launch_bounds__(kGroups * 128)
   if (scored <= static_cast<int>(blockIdx.x) * kGroups * kIndexTile) return;
   if constexpr (kTokens == 1) {
     const int lane = threadIdx.x % 32;
-    for (int head = threadIdx.x / 32; head < kHeads; head += kGroups * 4) {
+#pragma unroll
+    for (int i = 0; i < kHeads / (kGroups * 4); ++i) {
+      const int head = static_cast<int>(threadIdx.x / 32) + i * kGroups * 4;
       const IndexQueryRow row = MakeIndexQuery(p.in, first, head, lane);
       *reinterpret_cast<uint32_t*>(shared.queries + QueryOffset(head, lane)) = row.codes;
       if (lane == 0) shared.weights[head] = row.weight;

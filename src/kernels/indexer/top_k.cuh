@@ -11,7 +11,7 @@
 
 namespace fathom::kernels {
 
-inline constexpr int kTopkThreads = 1024;
+inline constexpr int kTopkThreads = 1024;  // 32 warps of 32
 inline constexpr int kTopkBins = 4096;
 inline constexpr int kTopkCandidates = 4096;  // kept in shared memory; more are read again
 
@@ -53,25 +53,25 @@ inline size_t TopkSharedBytes(int entries) {
   return sizeof(TopkShared) + static_cast<size_t>((entries + 31) / 32) * 4;
 }
 
+__device__ __forceinline__ int WarpInclusiveSum(int x) {
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int other = __shfl_up_sync(0xffffffffu, x, offset);
+    if (static_cast<int>(threadIdx.x % 32) >= offset) x += other;
+  }
+  return x;
+}
 // The sum of x over threads before this one, and over all in `total`.
 __device__ inline int BlockScan(int x, int* warp_sums, int& total) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int inclusive = x;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, inclusive, offset);
-    if (lane >= offset) inclusive += other;
-  }
+  const int inclusive = WarpInclusiveSum(x);
   __syncthreads();
   if (lane == 31) warp_sums[warp] = inclusive;
   __syncthreads();
-  int before = 0;
-  total = 0;
-  for (int w = 0; w < kTopkThreads / 32; ++w) {
-    before += w < warp ? warp_sums[w] : 0;
-    total += warp_sums[w];
-  }
-  return before + inclusive - x;
+  const int warps = WarpInclusiveSum(warp_sums[lane]);  // as many warps as lanes
+  total = __shfl_sync(0xffffffffu, warps, 31);
+  const int before = __shfl_sync(0xffffffffu, warps, (warp + 31) % 32);
+  return (warp == 0 ? 0 : before) + inclusive - x;
 }
 
 class TopkRow {
