@@ -56,7 +56,7 @@ inline TestMatrix RandomMatrix(WeightDType dtype, int64_t rows, int64_t cols, ui
   m.values = RandomFloats(rows * cols, seed);
   const auto put = [&m](const auto& value) {
     const auto* bytes = reinterpret_cast<const std::byte*>(&value);
-    m.data.insert(m.data.end(), bytes, bytes + sizeof(value));
+    for (size_t i = 0; i < sizeof(value); ++i) m.data.push_back(bytes[i]);
   };
   const int64_t scale_rows = dtype == WeightDType::kFp8 ? (rows + 127) / 128 : rows;
   const int64_t scale_cols = dtype == WeightDType::kFp8 ? (cols + 127) / 128 : cols / 32;
