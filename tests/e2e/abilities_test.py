@@ -1,6 +1,7 @@
 """What the built-in model can do, through the API; and that a fault anywhere in the model shows in what it says."""
 
 import statistics
+import subprocess
 import sys
 
 import pytest
@@ -60,3 +61,9 @@ def test_a_fault_in_the_weights_shows(http, tmp_path, fault):
         assert statistics.mean(surprise(HttpClient(port), ability, count)) > healthy + least
     finally:
         broken.stop()
+
+
+def test_the_model_with_a_dspark_draft_is_complete():
+    done = subprocess.run([BINARY, "inspect", ROOT / "models" / "fathom-tiny-dspark"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "DSpark draft" in done.stdout
