@@ -12,6 +12,7 @@ target_link_libraries(xgrammar PRIVATE fathom_flags)
 target_compile_definitions(xgrammar PUBLIC XGRAMMAR_LOG_CUSTOMIZE=1 XGRAMMAR_ENABLE_CPPTRACE=0
                                            XGRAMMAR_ENABLE_INTERNAL_CHECK=0)
 target_compile_options(xgrammar PRIVATE -w)
+set_target_properties(xgrammar PROPERTIES CXX_STANDARD 17)  # clang refuses it as C++20
 target_include_directories(xgrammar SYSTEM PUBLIC
   ${FATHOM_XGRAMMAR_DIR}/include ${FATHOM_XGRAMMAR_DIR}/3rdparty/picojson
   ${FATHOM_XGRAMMAR_DIR}/3rdparty/dlpack/include)

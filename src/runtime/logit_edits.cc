@@ -34,8 +34,15 @@ void KeepAllowed(std::span<const int32_t> allowed, std::span<float> logits) {
 
 void KeepMasked(std::span<const uint32_t> mask, std::span<float> logits) {
   if (mask.empty()) return;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if ((mask[i / 32] >> (i % 32) & 1u) == 0) logits[i] = kRuledOut;
+  // Most words are all ones or all zeros.
+  for (size_t begin = 0; begin < logits.size(); begin += 32) {
+    const uint32_t word = mask[begin / 32];
+    if (word == ~0u) continue;
+    const std::span<float> some =
+        logits.subspan(begin, std::min<size_t>(32, logits.size() - begin));
+    for (size_t i = 0; i < some.size(); ++i) {
+      some[i] = (word >> i & 1u) != 0 ? some[i] : kRuledOut;
+    }
   }
 }
 
@@ -119,6 +126,11 @@ bool EditsNothing(const request::SamplingParams& params, size_t num_output_token
          !HasPenalties(params);
 }
 
+Status NoTokenLeft() {
+  return InvalidArgument(
+      "no token may follow: allowed_token_ids, bad_words and the output's grammar rule all out");
+}
+
 Status EditLogits(const request::SamplingParams& params, const TokenHistory& history,
                   std::span<const int32_t> eos_token_ids, std::span<const uint32_t> mask,
                   std::span<float> logits, std::vector<int32_t>& counts) {
@@ -131,10 +143,7 @@ Status EditLogits(const request::SamplingParams& params, const TokenHistory& his
   if (IsMinTokensPending(params, history.output.size())) {
     RuleOutStops(params, eos_token_ids, logits);
   }
-  if (!AnyLeft(logits)) {
-    return InvalidArgument(
-        "no token may follow: allowed_token_ids, bad_words and the output's grammar rule all out");
-  }
+  if (!AnyLeft(logits)) return NoTokenLeft();
   if (HasPenalties(params)) ApplyPenalties(params, history, logits, counts);
   return OkStatus();
 }

@@ -21,6 +21,9 @@ struct TokenHistory {
 // Whether EditLogits would leave the row as it is (a grammar aside).
 bool EditsNothing(const request::SamplingParams& params, size_t num_output_tokens);
 
+// What a request is told when nothing may follow.
+Status NoTokenLeft();
+
 // `mask`: bit t set for every token that the grammar allows; empty when it allows all. `counts`:
 // [vocab], zero before and after. kInvalidArgument when no token is left.
 Status EditLogits(const request::SamplingParams& params, const TokenHistory& history,

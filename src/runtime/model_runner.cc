@@ -28,6 +28,9 @@ ThreadPool* PoolOf(device::Stream& stream) {
   return stream.kind() == device::DeviceKind::kCpu ? &stream.thread_pool() : nullptr;
 }
 
+// Enough to have the masks of many sequences before a step of a few milliseconds ends.
+int NumMaskThreads() { return std::clamp(NumUsableCores() / 2, 1, 8); }
+
 }  // namespace
 
 Result<std::unique_ptr<ModelRunner>> ModelRunner::Make(const ModelRunnerOptions& options,
@@ -50,6 +53,7 @@ ModelRunner::ModelRunner(const ModelRunnerOptions& options, model::DeepSeekV4& m
       thread_pool_(PoolOf(*stream_)),
       logits_(std::move(logits)),
       sampler_(options.vocab_size, options.eos_token_ids, thread_pool_),
+      masks_(options.vocab_size, NumMaskThreads()),
       disk_(std::move(disk)) {}
 
 Result<request::StepResult> ModelRunner::Run(const request::ScheduledBatch& batch) {
@@ -70,8 +74,11 @@ Result<request::StepResult> ModelRunner::Run(const request::ScheduledBatch& batc
 
 Status ModelRunner::RunForward(const request::ScheduledBatch& batch) {
   FillBatch(batch);
+  StartMasks(batch);
   model_.Forward(device_batch_.View(), kv_cache_.view(), logits_.device_data(), *stream_, nullptr);
-  return logits_.Fetch(device_batch_.num_logits_rows(), *stream_);
+  const Status fetched = logits_.Fetch(device_batch_.num_logits_rows(), *stream_);
+  masks_.Wait();  // before the batch may go
+  return fetched;
 }
 
 // The disk sees host slots only when the copies into them are done.
@@ -100,13 +107,33 @@ void ModelRunner::FillBatch(const request::ScheduledBatch& batch) {
   }
 }
 
+void ModelRunner::StartMasks(const request::ScheduledBatch& batch) {
+  std::vector<GrammarMasks::Sequence> sequences;
+  for (const request::ScheduledSequence& s : batch.sequences) {
+    if (!s.sample) continue;
+    sequences.push_back({.constraint = s.request->constraint.get(),
+                         .output = s.all_token_ids.subspan(s.request->prompt_token_ids.size())});
+  }
+  masks_.Start(sequences);
+}
+
 void ModelRunner::SampleTokens(const request::ScheduledBatch& batch, request::StepResult& result) {
   std::vector<SampleRow> rows;
   std::vector<request::SequenceResult*> results;
+  const std::span<const GrammarMasks::Mask> masks = masks_.Wait();
+  size_t next_mask = 0;
   for (size_t i = 0; i < batch.sequences.size(); ++i) {
     const request::ScheduledSequence& s = batch.sequences[i];
     if (!s.sample) continue;
-    rows.push_back({logits_.row(first_row_[i] + NumPromptLogprobs(s)), s.request, s.all_token_ids});
+    const GrammarMasks::Mask& mask = masks[next_mask++];
+    if (!mask.status.ok()) {
+      result.sequences[i].status = mask.status;
+      continue;
+    }
+    rows.push_back({.logits = logits_.row(first_row_[i] + NumPromptLogprobs(s)),
+                    .request = s.request,
+                    .all_token_ids = s.all_token_ids,
+                    .mask = mask.words});
     results.push_back(&result.sequences[i]);
   }
   sampler_.Sample(rows, results);

@@ -11,6 +11,7 @@
 #include "model/model.h"
 #include "request/scheduled_batch.h"
 #include "runtime/device_batch.h"
+#include "runtime/grammar_masks.h"
 #include "runtime/kv_cache.h"
 #include "runtime/logits_buffer.h"
 #include "runtime/sampler.h"
@@ -41,6 +42,7 @@ class ModelRunner {
   Status RunForward(const request::ScheduledBatch& batch);
   Status RunStore(const request::KvTransfers& transfers, request::StepResult& result);
   void FillBatch(const request::ScheduledBatch& batch);
+  void StartMasks(const request::ScheduledBatch& batch);
   void ComputePromptLogprobs(const request::ScheduledBatch& batch, request::StepResult& result);
   void SampleTokens(const request::ScheduledBatch& batch, request::StepResult& result);
 
@@ -50,6 +52,7 @@ class ModelRunner {
   ThreadPool* const thread_pool_;  // null on a GPU
   LogitsBuffer logits_;
   Sampler sampler_;
+  GrammarMasks masks_;
   DeviceBatch device_batch_;
   std::vector<size_t> first_row_;  // of each sequence, among the logits rows
   // Last: its threads use the cache's host slots.

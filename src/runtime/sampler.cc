@@ -1,9 +1,8 @@
 #include "runtime/sampler.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <exception>
-#include <string>
 
 #include "base/check.h"
 #include "runtime/logit_edits.h"
@@ -20,9 +19,36 @@ bool IsBetter(const Candidate& a, const Candidate& b) {
   return a.weight > b.weight || (a.weight == b.weight && a.token_id < b.token_id);
 }
 
-int32_t BestToken(std::span<const float> logits) {
-  // max_element gives the first of equals: the lowest id.
-  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+// Calls take(i) for every index that `mask` allows, in order; for all when it is empty.
+template <typename Take>
+void ForEachAllowed(std::span<const uint32_t> mask, size_t size, const Take& take) {
+  for (size_t begin = 0; begin < size; begin += 32) {
+    const size_t end = std::min(begin + 32, size);
+    uint32_t word = mask.empty() ? ~0u : mask[begin / 32];
+    if (word == ~0u) {
+      for (size_t i = begin; i < end; ++i) take(i);
+      continue;
+    }
+    for (; word != 0; word &= word - 1) {
+      const size_t i = begin + static_cast<size_t>(std::countr_zero(word));
+      if (i < end) take(i);
+    }
+  }
+}
+
+// The first of equals: the lowest id. -1 when nothing is allowed.
+int32_t BestToken(std::span<const float> logits, std::span<const uint32_t> mask) {
+  if (mask.empty()) {
+    return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  }
+  int32_t best = -1;
+  float best_logit = 0;
+  ForEachAllowed(mask, logits.size(), [&](size_t i) {
+    if (best >= 0 && logits[i] <= best_logit) return;
+    best = static_cast<int32_t>(i);
+    best_logit = logits[i];
+  });
+  return best;
 }
 
 void KeepTopK(int top_k, std::vector<Candidate>& candidates) {
@@ -73,16 +99,18 @@ int32_t Draw(std::span<const Candidate> candidates, double uniform) {
 }  // namespace
 
 void CollectCandidates(const request::SamplingParams& params, std::span<const float> logits,
-                       std::vector<Candidate>& candidates) {
+                       std::span<const uint32_t> mask, std::vector<Candidate>& candidates) {
   candidates.clear();
-  const double max = *std::max_element(logits.begin(), logits.end());
-  for (size_t i = 0; i < logits.size(); ++i) {
+  const int32_t best = BestToken(logits, mask);
+  if (best < 0) return;
+  const double max = logits[static_cast<size_t>(best)];
+  ForEachAllowed(mask, logits.size(), [&](size_t i) {
     const double weight = std::exp((logits[i] - max) / params.temperature);
     // The best weight is 1. One that underflows to zero is never drawn.
     if (weight > 0 && weight >= params.min_p) {
       candidates.push_back({static_cast<int32_t>(i), weight});
     }
-  }
+  });
   KeepTopK(params.top_k, candidates);
   KeepTopP(params.top_p, candidates);
 }
@@ -94,7 +122,6 @@ Sampler::Sampler(int vocab_size, std::vector<int32_t> eos_token_ids, ThreadPool*
   for (Scratch& scratch : scratch_) {
     scratch.logits.resize(vocab);
     scratch.counts.resize(vocab);
-    scratch.mask.resize((vocab + 31) / 32);
   }
 }
 
@@ -107,12 +134,7 @@ void Sampler::Sample(std::span<const SampleRow> rows, std::span<request::Sequenc
     Scratch& scratch = scratch_[static_cast<size_t>(begin / grain)];
     for (int64_t i = begin; i < end; ++i) {
       request::SequenceResult& result = *results[static_cast<size_t>(i)];
-      // A grammar is foreign code: what it throws ends its own request only.
-      try {
-        result.status = SampleRowInto(rows[static_cast<size_t>(i)], scratch, result);
-      } catch (const std::exception& e) {
-        result.status = InternalError(std::string("choosing a token failed: ") + e.what());
-      }
+      result.status = SampleRowInto(rows[static_cast<size_t>(i)], scratch, result);
     }
   };
   if (pool_ == nullptr) {
@@ -127,10 +149,6 @@ Status Sampler::SampleRowInto(const SampleRow& row, Scratch& scratch,
   CHECK_EQ(row.logits.size(), static_cast<size_t>(vocab_size_));
   RETURN_IF_ERROR(CheckLogits(row.logits));
   ASSIGN_OR_RETURN(const int32_t token_id, DrawToken(row, scratch));
-  request::TokenConstraint* constraint = row.request->constraint.get();
-  if (constraint != nullptr && !constraint->AcceptToken(token_id)) {
-    return InternalError("the output's grammar refuses a token that it had allowed");
-  }
   result.sampled_token_ids.push_back(token_id);
   if (const auto& num_logprobs = row.request->sampling.num_logprobs) {
     result.logprobs.push_back(ComputeLogprobs(row.logits, token_id, *num_logprobs));
@@ -143,20 +161,22 @@ Result<int32_t> Sampler::DrawToken(const SampleRow& row, Scratch& scratch) const
   const size_t num_prompt_tokens = row.request->prompt_token_ids.size();
   const TokenHistory history{row.all_token_ids.first(num_prompt_tokens),
                              row.all_token_ids.subspan(num_prompt_tokens)};
-  std::span<const uint32_t> mask;
-  if (row.request->constraint != nullptr) {
-    std::fill(scratch.mask.begin(), scratch.mask.end(), 0u);
-    if (row.request->constraint->FillNextTokenMask(scratch.mask)) mask = scratch.mask;
-  }
   std::span<const float> logits = row.logits;
-  if (!mask.empty() || !EditsNothing(params, history.output.size())) {
+  std::span<const uint32_t> mask = row.mask;
+  if (!EditsNothing(params, history.output.size())) {
     std::copy(logits.begin(), logits.end(), scratch.logits.begin());
     RETURN_IF_ERROR(
         EditLogits(params, history, eos_token_ids_, mask, scratch.logits, scratch.counts));
     logits = scratch.logits;
+    mask = {};  // done
   }
-  if (params.temperature < kMinTemperature) return BestToken(logits);
-  CollectCandidates(params, logits, scratch.candidates);
+  if (params.temperature < kMinTemperature) {
+    const int32_t best = BestToken(logits, mask);
+    if (best < 0) return NoTokenLeft();
+    return best;
+  }
+  CollectCandidates(params, logits, mask, scratch.candidates);
+  if (scratch.candidates.empty()) return NoTokenLeft();
   return Draw(scratch.candidates, UniformAt(params.seed, history.output.size()));
 }
 

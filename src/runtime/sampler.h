@@ -21,6 +21,7 @@ struct SampleRow {
   std::span<const float> logits;  // [vocab]
   const request::Request* request = nullptr;
   std::span<const int32_t> all_token_ids;  // prompt and output so far
+  std::span<const uint32_t> mask = {};     // bit t: the grammar allows t; empty: it allows all
 };
 
 // A token that may be drawn, and its weight: probabilities up to a common factor.
@@ -29,17 +30,18 @@ struct Candidate {
   double weight = 0;
 };
 
-// What a row's edited logits leave to draw from, for temperature > 0: never empty. In the order in
-// which a draw walks through it, which is fixed by the logits.
+// What a row's edited logits and its mask leave to draw from, for temperature > 0: empty only if
+// the mask is all zeros. In the order in which a draw walks through it, which is fixed by the
+// logits.
 void CollectCandidates(const request::SamplingParams& params, std::span<const float> logits,
-                       std::vector<Candidate>& candidates);
+                       std::span<const uint32_t> mask, std::vector<Candidate>& candidates);
 
 class Sampler {
  public:
   // `pool` may be null: then rows are sampled one after the other.
   Sampler(int vocab_size, std::vector<int32_t> eos_token_ids, ThreadPool* pool);
 
-  // Fills token, log-probabilities and status of results[i] from rows[i], and advances its grammar.
+  // Fills token, log-probabilities and status of results[i] from rows[i].
   void Sample(std::span<const SampleRow> rows, std::span<request::SequenceResult*> results);
 
  private:
@@ -47,7 +49,6 @@ class Sampler {
   struct Scratch {
     std::vector<float> logits;    // [vocab]
     std::vector<int32_t> counts;  // [vocab], zero between rows
-    std::vector<uint32_t> mask;   // [ceil(vocab / 32)]
     std::vector<Candidate> candidates;
   };
   Result<int32_t> DrawToken(const SampleRow& row, Scratch& scratch) const;

@@ -12,7 +12,6 @@
 #include <memory>
 #include <numeric>
 #include <random>
-#include <stdexcept>
 
 namespace fathom::runtime {
 namespace {
@@ -282,7 +281,7 @@ TEST(Sampler, ALargeFlatVocabularyGivesTopPItsWholeNucleus) {
   request::SamplingParams params;
   params.top_p = 0.5;
   std::vector<Candidate> candidates;
-  CollectCandidates(params, logits, candidates);
+  CollectCandidates(params, logits, {}, candidates);
   EXPECT_EQ(candidates.size(), 2499u);  // the better half alone holds 0.50025
   for (const Candidate& c : candidates) EXPECT_EQ(c.token_id % 2, 0);
 }
@@ -315,39 +314,43 @@ TEST(Sampler, LogitsThatAreNotFiniteFailTheirRequestOnly) {
   EXPECT_EQ(b.sampled_token_ids.size(), 1u);
 }
 
-// Allows one token, and remembers what it was given.
-class OneToken final : public request::TokenConstraint {
- public:
-  explicit OneToken(int32_t id) : id_(id) {}
-  bool FillNextTokenMask(std::span<uint32_t> mask) override {
-    if (id_ < 0) throw std::runtime_error("broken grammar");
-    mask[static_cast<size_t>(id_) / 32] |= 1u << (id_ % 32);
-    return true;
-  }
-  bool AcceptToken(int32_t token_id) override {
-    accepted.push_back(token_id);
-    return token_id == id_;
-  }
-  void Rollback(int) override {}
-  int num_accepted() const override { return static_cast<int>(accepted.size()); }
-  std::vector<int32_t> accepted;
-
- private:
-  int32_t id_;
-};
-
-TEST(Sampler, AGrammarDecidesAndIsAdvanced) {
-  auto constraint = std::make_shared<OneToken>(11);
-  request::Request request = MakeRequest({});
-  request.constraint = constraint;
-  EXPECT_THAT(SampleOne(request, kLogits).sampled_token_ids, testing::ElementsAre(11));
-  EXPECT_THAT(constraint->accepted, testing::ElementsAre(11));
+request::SequenceResult SampleMasked(const request::SamplingParams& params, uint32_t mask) {
+  Sampler sampler(kVocab, {kEos}, nullptr);
+  const request::Request request = MakeRequest(params);
+  const std::vector<SampleRow> rows = {
+      {.logits = kLogits, .request = &request, .all_token_ids = kPrompt, .mask = {&mask, 1}}};
+  request::SequenceResult result;
+  std::vector<request::SequenceResult*> results = {&result};
+  sampler.Sample(rows, results);
+  return result;
 }
 
-TEST(Sampler, AGrammarThatThrowsFailsItsRequestOnly) {
-  request::Request request = MakeRequest({});
-  request.constraint = std::make_shared<OneToken>(-1);
-  EXPECT_THAT(SampleOne(request, kLogits).status.message(), testing::HasSubstr("broken grammar"));
+TEST(Sampler, AGrammarsMaskDecides) {
+  constexpr uint32_t kThreeAndEleven = 1u << 3 | 1u << 11;
+  request::SamplingParams params;
+  for (const double penalty : {0.0, 0.5}) {  // edited logits, and as they are
+    params.presence_penalty = penalty;
+    params.temperature = 0;
+    EXPECT_THAT(SampleMasked(params, kThreeAndEleven).sampled_token_ids, testing::ElementsAre(3));
+    params.temperature = 1;
+    std::map<int32_t, int> counts;
+    for (params.seed = 0; params.seed < 1000; ++params.seed) {
+      ++counts[SampleMasked(params, kThreeAndEleven).sampled_token_ids.at(0)];
+    }
+    EXPECT_EQ(counts.size(), 2u);
+    EXPECT_NEAR(counts[3], 731, 60);  // 1 / (1 + exp(-1)), four deviations
+    EXPECT_GT(counts[11], 0);
+  }
+}
+
+TEST(Sampler, AMaskThatAllowsNothingFailsTheRequest) {
+  request::SamplingParams params;
+  for (const double temperature : {0.0, 1.0}) {
+    params.temperature = temperature;
+    const auto result = SampleMasked(params, 0);
+    EXPECT_EQ(result.status.code(), StatusCode::kInvalidArgument);
+    EXPECT_TRUE(result.sampled_token_ids.empty());
+  }
 }
 
 }  // namespace

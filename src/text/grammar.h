@@ -30,7 +30,7 @@ class GrammarVocabulary {
 
 // What compiling may cost. More is an error of the format's author.
 struct GrammarBudget {
-  std::chrono::milliseconds cpu_time{2'000};  // of the compiling thread
+  std::chrono::milliseconds cpu_time{5'000};  // of the compiling thread
   int64_t num_steps = 200'000'000;            // bounds memory: a step takes at most a few bytes
 };
 

@@ -36,14 +36,14 @@ inline bool Allows(request::TokenConstraint& constraint, int32_t id) {
 }
 
 // How many bytes of `text` the grammar lets through, one by one; text.size() + 1 when the answer
-// may end there. The mask and the acceptance of each byte must agree.
+// may end there. What a mask allows must be accepted (not the other way round: counters bound the
+// mask only).
 inline size_t AllowedPrefix(const Grammar& grammar, std::string_view text) {
   const auto constraint = grammar.NewConstraint();
   for (size_t i = 0; i < text.size(); ++i) {
     const int32_t id = static_cast<unsigned char>(text[i]);
-    const bool allowed = Allows(*constraint, id);
-    if (constraint->AcceptToken(id) != allowed) return std::string_view::npos;
-    if (!allowed) return i;
+    if (!Allows(*constraint, id)) return i;
+    if (!constraint->AcceptToken(id)) return std::string_view::npos;
   }
   return text.size() + (Allows(*constraint, kTestEnd) ? 1 : 0);
 }
