@@ -76,9 +76,8 @@ Result<std::unique_ptr<model::DeepSeekV4>> LoadModel(const ModelOptions& options
   }
   const bool dummy = options.load_format == LoadFormat::kDummy;
   const auto host = device::MakeCpuDevice(NumThreads(options));
-  ASSIGN_OR_RETURN(const auto weights, dummy
-                                           ? model::PlaceWeights(session.config, source, *host)
-                                           : model::LoadWeights(session.config, source, *host));
+  ASSIGN_OR_RETURN(const auto weights, dummy ? model::PlaceWeights(session.config, source, *host)
+                                             : model::LoadWeights(session.config, source, *host));
   return model::MakeDeepSeekV4Cuda(session.config, session.index_dtype, *weights, dummy,
                                    session.limits, *session.device);
 }

@@ -73,7 +73,8 @@ inline HostFp8Tiles MakeFp8Tiles(const std::vector<BFloat16>& x, int64_t tokens,
     for (int64_t k = 0; k < cols; k += 128) {
       float block[128];
       uint8_t codes[128];
-      for (int64_t i = 0; i < 128; ++i) block[i] = ToFloat(x[static_cast<size_t>(t * cols + k + i)]);
+      for (int64_t i = 0; i < 128; ++i)
+        block[i] = ToFloat(x[static_cast<size_t>(t * cols + k + i)]);
       const float scale = Ue8m0ToFloat(QuantizeFp8(block, 128, codes));
       tiles.scales[static_cast<size_t>(k / 128 * rows + t)] = scale;
       for (int64_t i = 0; i < 128; ++i) {

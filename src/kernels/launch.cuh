@@ -1,11 +1,11 @@
 // LaunchKernel: the one way a CUDA kernel is enqueued. Kernels are launched with programmatic
 // dependent launch: a kernel may start while its predecessor in the stream still runs, so every
 // kernel waits (WaitForPredecessor(), on every thread that touches what an earlier kernel wrote or
-// reads, or before a barrier that these threads pass), and may then call AllowSuccessor() to let the
-// next one get ready. A kernel that allows its successor only after its own wait lets that one read,
-// before it waits, what the kernel before this one wrote: hyper_connection does.
-// A launch that fails is a bug of ours (shapes are checked at load): it ends the process with the
-// kernel's file, the grid and CUDA's message.
+// reads, or before a barrier that these threads pass), and may then call AllowSuccessor() to let
+// the next one get ready. A kernel that allows its successor only after its own wait lets that one
+// read, before it waits, what the kernel before this one wrote: hyper_connection does. A launch
+// that fails is a bug of ours (shapes are checked at load): it ends the process with the kernel's
+// file, the grid and CUDA's message.
 #pragma once
 
 #include <cuda_runtime.h>

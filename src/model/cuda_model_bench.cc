@@ -35,12 +35,12 @@ int Run(int argc, char** argv) {
   const ModelLimits limits{.max_batched_tokens = std::max(most, 8),
                            .max_num_seqs = most,
                            .max_model_len = context + 512};
-  auto model = MakeDeepSeekV4Cuda(*config, kv_cache::IndexKeyDType::kFp4, **weights, true, limits,
-                                  *device);
+  auto model =
+      MakeDeepSeekV4Cuda(*config, kv_cache::IndexKeyDType::kFp4, **weights, true, limits, *device);
   if (!model.ok()) return std::fprintf(stderr, "%s\n", model.status().message().c_str()), 3;
   std::printf("weights made in %.2f s\n", Seconds(clock.Now() - start));
-  const auto layout = kv_cache::MakeKvLayout(*config, config::Numerics::kOfficial,
-                                             kv_cache::IndexKeyDType::kFp4);
+  const auto layout =
+      kv_cache::MakeKvLayout(*config, config::Numerics::kOfficial, kv_cache::IndexKeyDType::kFp4);
   const int blocks_each = context / 256 + 1, pages_each = 4;
   const auto blocks = device->Allocate(int64_t{most} * blocks_each * layout.block_bytes);
   const auto pages = device->Allocate(int64_t{most} * pages_each * layout.window_page_bytes);
@@ -95,6 +95,4 @@ int Run(int argc, char** argv) {
 }  // namespace
 }  // namespace fathom::model
 
-int main(int argc, char** argv) {
-  return argc < 5 ? 2 : fathom::model::Run(argc, argv);
-}
+int main(int argc, char** argv) { return argc < 5 ? 2 : fathom::model::Run(argc, argv); }

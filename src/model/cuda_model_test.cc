@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <random>
 
 #include "model/testing.h"
 
@@ -37,16 +38,24 @@ class CudaModelTest : public testing::Test {
                                        kv_cache::IndexKeyDType::kFp4, checkpoint_.get());
   }
 
-  // Text of the model's own: a few random tokens, then the likeliest ones.
+  // Text of the model's own: drawn from its distribution, token by token.
   TestSequence OnCpu(uint32_t seed) {
-    TestSequence s = cpu_->Add(RandomTokens(config_, kLength, seed));
+    TestSequence s = cpu_->Add(std::vector<int32_t>(kLength, config_.bos_token_id));
     TestSequence* const sequences[] = {&s};
+    std::mt19937 random(seed);
     for (int i = 0; i < kLength; ++i) {
       const int one[] = {1};
       cpu_->Step(sequences, one);
-      if (i >= 8 && i + 1 < kLength && i % 16 != 0) {
-        s.token_ids[static_cast<size_t>(i) + 1] = static_cast<int32_t>(Best(s.logits.back()));
+      if (i + 1 == kLength) break;
+      double left = static_cast<double>(random()) * 0x1p-32;
+      size_t token = 0;
+      const std::vector<float>& logits = s.logits.back();
+      while (token + 1 < logits.size()) {
+        left -= std::exp(LogProbability(logits, token));
+        if (left < 0) break;
+        ++token;
       }
+      s.token_ids[static_cast<size_t>(i) + 1] = static_cast<int32_t>(token);
     }
     return s;
   }

@@ -135,8 +135,8 @@ class Uploader {
     TileInto(w, kind, tiles, 1);
     TiledMatrix tiled{kind, w.rows, w.cols, tiles, nullptr};
     if (w.dtype == WeightDType::kFp8) {
-      tiled.scales = reinterpret_cast<const uint8_t*>(
-          Place(w.scales, ScaleBytes(w), DummyKind::kFp8Scale));
+      tiled.scales =
+          reinterpret_cast<const uint8_t*>(Place(w.scales, ScaleBytes(w), DummyKind::kFp8Scale));
     }
     return tiled;
   }
@@ -189,8 +189,8 @@ class Uploader {
       down.insert(down.end(), m.w2.scales, m.w2.scales + ScaleBytes(m.w2));
     }
     const auto place = [this](const std::vector<uint8_t>& scales) {
-      const auto* placed = Place(scales.data(), static_cast<int64_t>(scales.size()),
-                                 DummyKind::kFp8Scale);
+      const auto* placed =
+          Place(scales.data(), static_cast<int64_t>(scales.size()), DummyKind::kFp8Scale);
       const Status done = stream_->Synchronize();  // the host's copy ends here
       if (!done.ok()) error_ = done;
       return reinterpret_cast<const uint8_t*>(placed);

@@ -31,8 +31,7 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carv
   const int64_t m = limits.max_batched_tokens, rows = kernels::PaddedTokens(m);
   const int64_t hidden = c.hidden_size, grouped = int64_t{c.o_groups} * c.o_lora_rank;
   const int64_t max_blocks = MaxTableBlocks(limits);
-  w.batch_bytes =
-      StepBytes(m, limits.max_num_seqs, max_blocks, (m + c.sliding_window) / 64 + 4);
+  w.batch_bytes = StepBytes(m, limits.max_num_seqs, max_blocks, (m + c.sliding_window) / 64 + 4);
   carver.Take(w.batch, w.batch_bytes);
   carver.Take(w.frequencies, 64);
   carver.Take(w.angles_plain, m * 64);
@@ -57,10 +56,10 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carv
   carver.Take(w.selected, m * c.index_topk);
   carver.Take(w.num_selected, m);
   const auto tokens = static_cast<int>(m), entries = static_cast<int>(max_blocks * 64);
-  w.index_workspace_bytes = std::max(
-      kernels::MinIndexWorkspaceBytes(tokens, c.index_num_heads, entries),
-      std::min(kernels::IndexWorkspaceBytes(tokens, c.index_num_heads, entries),
-               kMaxIndexWorkspaceBytes));
+  w.index_workspace_bytes =
+      std::max(kernels::MinIndexWorkspaceBytes(tokens, c.index_num_heads, entries),
+               std::min(kernels::IndexWorkspaceBytes(tokens, c.index_num_heads, entries),
+                        kMaxIndexWorkspaceBytes));
   carver.Take(w.index_workspace, w.index_workspace_bytes);
   carver.Take(w.index_counters, kernels::IndexCountersBytes());
   carver.Take(w.attention_out, rows * c.num_heads * c.head_dim);
@@ -76,8 +75,8 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carv
     const int64_t n = std::min(tokens_of_step, m);
     max_tiles =
         std::max(max_tiles, kernels::MaxExpertTiles(n, c.num_experts, c.num_experts_per_token));
-    w.pair_rows = std::max(
-        w.pair_rows, kernels::MaxPairRows(n, c.num_experts, c.num_experts_per_token));
+    w.pair_rows =
+        std::max(w.pair_rows, kernels::MaxPairRows(n, c.num_experts, c.num_experts_per_token));
   }
   carver.Take(w.plan.num_tiles, 1);
   carver.Take(w.plan.tiles, max_tiles);
@@ -98,8 +97,7 @@ int64_t MaxTableBlocks(const ModelLimits& limits) {
 
 int64_t StepBytes(int64_t num_tokens, int64_t num_seqs, int64_t max_blocks,
                   int64_t max_window_pages) {
-  const int64_t ints =
-      4 * num_tokens + num_seqs * (5 + max_blocks + max_window_pages) + 1;
+  const int64_t ints = 4 * num_tokens + num_seqs * (5 + max_blocks + max_window_pages) + 1;
   return ints * 4 + 16 * 256;  // each array begins at a multiple of 256 bytes
 }
 

@@ -28,12 +28,12 @@ struct CudaWorkspace {
   __nv_bfloat16* h = nullptr;  // tiles [M, H]
   uint8_t* h_fp8 = nullptr;
   float* h_scales = nullptr;
-  __nv_bfloat16* qr = nullptr;  // [M, q_lora_rank]
-  __nv_bfloat16* kv = nullptr;  // [M, 512]
-  float* compressed = nullptr;  // [M, 4 * 512]: c, z
-  float* index_compressed = nullptr;       // [M, 4 * 128]
+  __nv_bfloat16* qr = nullptr;               // [M, q_lora_rank]
+  __nv_bfloat16* kv = nullptr;               // [M, 512]
+  float* compressed = nullptr;               // [M, 4 * 512]: c, z
+  float* index_compressed = nullptr;         // [M, 4 * 128]
   __nv_bfloat16* index_projected = nullptr;  // [M, index heads]
-  uint8_t* qr_fp8 = nullptr;               // tiles [M, q_lora_rank]
+  uint8_t* qr_fp8 = nullptr;                 // tiles [M, q_lora_rank]
   float* qr_scales = nullptr;
   __nv_bfloat16* q = nullptr;        // [M, heads * 512]
   __nv_bfloat16* index_q = nullptr;  // [M, index heads * 128]
@@ -41,7 +41,7 @@ struct CudaWorkspace {
   int32_t* num_selected = nullptr;   // [M]
   std::byte* index_workspace = nullptr;
   int64_t index_workspace_bytes = 0;
-  std::byte* index_counters = nullptr;  // zero between steps
+  std::byte* index_counters = nullptr;     // zero between steps
   __nv_bfloat16* attention_out = nullptr;  // tiles [M, heads * 512]
   float* attention_workspace = nullptr;
   uint8_t* grouped_fp8 = nullptr;  // tiles [M, o_groups * o_lora_rank]

@@ -136,8 +136,8 @@ class CudaModel final : public DeepSeekV4 {
 
   // Runs a decode step as a graph, captured when a step of its size is first seen.
   void Replay(const CudaStep& step) {
-    const GraphKey key{step.batch.num_tokens, step.batch.max_blocks, step.batch.max_window_pages,
-                       step.any_index_scoring, step.logits, step.kv.blocks};
+    const GraphKey key{step.batch.num_tokens,  step.batch.max_blocks, step.batch.max_window_pages,
+                       step.any_index_scoring, step.logits,           step.kv.blocks};
     auto* const stream = static_cast<cudaStream_t>(step.stream->native_handle());
     cudaGraphExec_t& graph = graphs_[key];
     if (graph == nullptr) {
@@ -350,22 +350,23 @@ class CudaModel final : public DeepSeekV4 {
     const bool scoring = c4 && step.any_index_scoring;
     QueryProducts(step, scoring, w, qr);
     if (c4) Select(step, layer, angles, index_keys);
-    Launch(kernels::CudaSparseAttentionParams{
-               .batch = step.batch,
-               .q = ws_->q,
-               .num_heads = c_.num_heads,
-               .norm_eps = constants_.norm_eps,
-               .angles = angles,
-               .sink = w.sink,
-               .fresh = ws_->kv,
-               .pages = pages,
-               .ratio = kind == LayerKind::kWindow ? 0 : c4 ? 4 : 128,
-               .compressed = compressed,
-               .selected = ws_->selected,
-               .counts = ws_->num_selected,
-               .topk = c_.index_topk,
-               .out = {ws_->attention_out, row_groups(step)},
-               .workspace = ws_->attention_workspace},
+    Launch(kernels::CudaSparseAttentionParams{.batch = step.batch,
+                                              .q = ws_->q,
+                                              .num_heads = c_.num_heads,
+                                              .norm_eps = constants_.norm_eps,
+                                              .angles = angles,
+                                              .sink = w.sink,
+                                              .fresh = ws_->kv,
+                                              .pages = pages,
+                                              .ratio = kind == LayerKind::kWindow ? 0
+                                                       : c4                       ? 4
+                                                                                  : 128,
+                                              .compressed = compressed,
+                                              .selected = ws_->selected,
+                                              .counts = ws_->num_selected,
+                                              .topk = c_.index_topk,
+                                              .out = {ws_->attention_out, row_groups(step)},
+                                              .workspace = ws_->attention_workspace},
            *step.stream);
     OutputProducts(step, w);
   }
@@ -388,7 +389,9 @@ class CudaModel final : public DeepSeekV4 {
                                            .kv_norm = w.kv_norm,
                                            .fresh = ws_->kv,
                                            .pages = pages,
-                                           .ratio = kind == LayerKind::kWindow ? 0 : c4 ? 4 : 128,
+                                           .ratio = kind == LayerKind::kWindow ? 0
+                                                    : c4                       ? 4
+                                                                               : 128,
                                            .main = {},
                                            .index = {},
                                            .slot_bytes = layout_.state.slot_bytes,
@@ -412,8 +415,8 @@ class CudaModel final : public DeepSeekV4 {
       p.main = compressor(w.compressor, ws_->compressed, compressed, state);
       if (c4) {
         const int64_t main_bytes = int64_t{kv_cache::kC4StateRows} * 4 * c_.head_dim * 4;
-        p.index = compressor(w.index_compressor, ws_->index_compressed, index_keys,
-                             state + main_bytes);
+        p.index =
+            compressor(w.index_compressor, ws_->index_compressed, index_keys, state + main_bytes);
       }
     }
     Launch(p, *step.stream);
@@ -567,7 +570,8 @@ class CudaModel final : public DeepSeekV4 {
     if (step.recorder == nullptr) return;
     const size_t count =
         static_cast<size_t>(step.batch.num_tokens) * 4 * static_cast<size_t>(c_.hidden_size);
-    const auto streams = Fetch(reinterpret_cast<const BFloat16*>(ws_->streams), count, *step.stream);
+    const auto streams =
+        Fetch(reinterpret_cast<const BFloat16*>(ws_->streams), count, *step.stream);
     step.recorder->OnStreams(layer, std::as_bytes(std::span(streams)));
   }
 
@@ -619,8 +623,7 @@ Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig
   }
   void* staging = nullptr;
   if (cudaMallocHost(&staging, static_cast<size_t>(workspace->batch_bytes)) != cudaSuccess) {
-    return OutOfMemory(
-        fmt::format("cannot pin {} bytes of host memory", workspace->batch_bytes));
+    return OutOfMemory(fmt::format("cannot pin {} bytes of host memory", workspace->batch_bytes));
   }
   return std::unique_ptr<DeepSeekV4>(
       std::make_unique<CudaModel>(config, index_dtype, std::move(weights), limits,

@@ -52,9 +52,9 @@ TestModel::TestModel(const config::ModelConfig& config, config::Numerics numeric
   CHECK(weights.ok());
   const ModelLimits limits{
       .max_batched_tokens = max_seqs * max_len, .max_num_seqs = max_seqs, .max_model_len = max_len};
-  auto model = on_cpu ? MakeDeepSeekV4(config, numerics, index_dtype, std::move(*weights), limits,
-                                       *device_)
-                      : MakeDeepSeekV4Cuda(config, index_dtype, **weights, false, limits, *device_);
+  auto model =
+      on_cpu ? MakeDeepSeekV4(config, numerics, index_dtype, std::move(*weights), limits, *device_)
+             : MakeDeepSeekV4Cuda(config, index_dtype, **weights, false, limits, *device_);
   CHECK(model.ok());
   model_ = std::move(*model);
   blocks_ = device_->Allocate(int64_t{max_seqs} * max_blocks_ * layout_.block_bytes).value();
@@ -66,7 +66,8 @@ TestModel::TestModel(const config::ModelConfig& config, config::Numerics numeric
     CHECK(stream_->Copy(buffer->data(), garbage.data(), buffer->bytes()).ok());
     CHECK(stream_->Synchronize().ok());
   }
-  logits_ = std::move(device_->Allocate(int64_t{max_seqs} * max_len * config.vocab_size * 4).value());
+  logits_ =
+      std::move(device_->Allocate(int64_t{max_seqs} * max_len * config.vocab_size * 4).value());
 }
 
 TestSequence TestModel::Add(std::vector<int32_t> token_ids) {
@@ -108,8 +109,7 @@ void TestModel::Step(std::span<TestSequence* const> sequences, std::span<const i
                    .state_slots = slots,
                    .logits_rows = rows},
                   {blocks_.data(), pages_.data(), slots_.data()},
-                  reinterpret_cast<float*>(logits_.data()), *stream_,
-                  recorder);
+                  reinterpret_cast<float*>(logits_.data()), *stream_, recorder);
   CHECK(stream_->Copy(logits.data(), logits_.data(), static_cast<int64_t>(logits.size() * 4)).ok());
   CHECK(stream_->Synchronize().ok());
   size_t row = 0;

@@ -8,7 +8,7 @@ namespace fathom::kernels {
 namespace {
 
 constexpr int kMaxSplit = 8;
-constexpr int64_t kTargetBlocks = 560;  // four on each of 132 multiprocessors, and some
+constexpr int64_t kTargetBlocks = 264;  // what runs at once: two on each of 132 multiprocessors
 constexpr int64_t kMinSplitBlocks = 4;  // column blocks of 128 that are worth a block
 
 struct Grid {
@@ -55,15 +55,15 @@ __device__ void WriteFp8(const Place& at, const float* out, int64_t tokens, int 
     const float* row = out + t * Multiplier::Shared::kOutStride + lane * 4;
     float v[4];
     for (int i = 0; i < 4; ++i) v[i] = RoundBf16(ClusterSum(row + i, split));
-    const float largest = WarpMax(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])),
-                                        fmaxf(fabsf(v[2]), fabsf(v[3]))));
+    const float largest =
+        WarpMax(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))));
     const uint32_t scale = Fp8Scale(largest);
     const float inverse = Ue8m0Inverse(scale);
-    const uint32_t codes = Fp8Codes(v[0] * inverse, v[1] * inverse) |
-                           Fp8Codes(v[2] * inverse, v[3] * inverse) << 16;
+    const uint32_t codes =
+        Fp8Codes(v[0] * inverse, v[1] * inverse) | Fp8Codes(v[2] * inverse, v[3] * inverse) << 16;
     const int64_t token = at.token0 + t;
-    *reinterpret_cast<uint32_t*>(
-        y.codes + Fp8TileOffset(token, at.row0 + lane * 4, y.row_groups)) = codes;
+    *reinterpret_cast<uint32_t*>(y.codes + Fp8TileOffset(token, at.row0 + lane * 4, y.row_groups)) =
+        codes;
     if (lane == 0) y.scales[at.row0 / 128 * y.row_groups * 8 + token] = Ue8m0Value(scale);
   }
 }
@@ -155,10 +155,11 @@ void Run(const CudaGemmParams& params, device::Stream& stream) {
          smallest / (grid.split * 2) >= kMinSplitBlocks) {
     grid.split *= 2;
   }
-  LaunchClusters(GemmKernel<kN, kRowTiles, kBlocks, kStages, kWideX>,
-                 dim3(static_cast<unsigned>(tiles * grid.split), static_cast<unsigned>(token_tiles)),
-                 static_cast<unsigned>(grid.split), dim3(Multiplier::kThreads),
-                 sizeof(typename Multiplier::Shared), stream, params, grid);
+  LaunchClusters(
+      GemmKernel<kN, kRowTiles, kBlocks, kStages, kWideX>,
+      dim3(static_cast<unsigned>(tiles * grid.split), static_cast<unsigned>(token_tiles)),
+      static_cast<unsigned>(grid.split), dim3(Multiplier::kThreads),
+      sizeof(typename Multiplier::Shared), stream, params, grid);
 }
 
 void Check(const CudaGemmParams& params) {
@@ -171,8 +172,7 @@ void Check(const CudaGemmParams& params) {
     CHECK(p.groups == 1 || p.w.rows / p.groups % 128 == 0);
     CHECK(p.output != GemmOutput::kFp8Tiles ||
           (p.w.rows % 128 == 0 && p.w.kind == TileKind::kFp8AsBf16));
-    CHECK_EQ(p.w.kind == TileKind::kFp8AsBf16,
-             params.problems[0].w.kind == TileKind::kFp8AsBf16);
+    CHECK_EQ(p.w.kind == TileKind::kFp8AsBf16, params.problems[0].w.kind == TileKind::kFp8AsBf16);
   }
 }
 

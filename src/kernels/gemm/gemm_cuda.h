@@ -1,9 +1,9 @@
 // Weight products on a GPU: y[t, n] = sum over k of x[t, k] w[n, k] for weights in tiles
 // (weight_tiles.h) and activations in tiles (tiles.cuh). Several products that read the same or
-// different activations go in one launch; a block takes 64 or 128 rows of one of them. Sums are FP32:
-// within a block of 128 columns the tensor core's own for FP8, across blocks FP32; the result is
-// rounded once. With few tokens a cluster of blocks shares the columns and adds its parts in rank
-// order, so results repeat bit for bit.
+// different activations go in one launch; a block takes 64 or 128 rows of one of them. Sums are
+// FP32: within a block of 128 columns the tensor core's own for FP8, across blocks FP32; the result
+// is rounded once. With few tokens a cluster of blocks shares the columns and adds its parts in
+// rank order, so results repeat bit for bit.
 #pragma once
 
 #include <cstdint>

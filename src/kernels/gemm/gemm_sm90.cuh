@@ -22,14 +22,14 @@ inline constexpr int kMaxColBlocks = 512;  // of one block's range
 // What a block multiplies. Uniform over the block.
 struct TileProduct {
   TileKind kind;
-  const std::byte* weights;    // of its first row tile, at the first column block of the matrix
-  int64_t row_tile_bytes;      // from one row tile to the next
-  const uint8_t* scales;       // FP8 kinds: of its first 128 rows; else null
-  int64_t scales_stride;       // to those of the next 128 rows
-  const std::byte* x;          // tiles of its tokens, at the first column block
-  const float* x_scales;       // FP8 activations: of its tokens, likewise
-  int64_t x_block_bytes;       // from one column block of x to the next
-  int64_t x_scales_stride;     // likewise, floats
+  const std::byte* weights;     // of its first row tile, at the first column block of the matrix
+  int64_t row_tile_bytes;       // from one row tile to the next
+  const uint8_t* scales;        // FP8 kinds: of its first 128 rows; else null
+  int64_t scales_stride;        // to those of the next 128 rows
+  const std::byte* x;           // tiles of its tokens, at the first column block
+  const float* x_scales;        // FP8 activations: of its tokens, likewise
+  int64_t x_block_bytes;        // from one column block of x to the next
+  int64_t x_scales_stride;      // likewise, floats
   int first_block, num_blocks;  // of the matrix's column blocks
 };
 
@@ -127,7 +127,8 @@ class TileMultiplier {
   // The warpgroups, after Consume: d into ring.out(), token-major.
   __device__ void StoreSums(const Sums& d) {
     NamedBarrier(1, kConsumers);
-    const int row = static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+    const int row =
+        static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
     float* out = ring_.out() + threadIdx.x % 4 * 2 * Shared::kOutStride + row;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
@@ -158,8 +159,8 @@ class TileMultiplier {
     BarrierExpectBytes(&ring_.full[stage],
                        count * (kRowTiles * tile_bytes + XBlockBytes(p.kind) + scale_bytes));
     for (int r = 0; r < kRowTiles; ++r) {
-      const std::byte* from = p.weights + r * p.row_tile_bytes +
-                              int64_t{p.first_block + i * kBlocks} * tile_bytes;
+      const std::byte* from =
+          p.weights + r * p.row_tile_bytes + int64_t{p.first_block + i * kBlocks} * tile_bytes;
       BulkCopy(ring_.weights(stage, r), from, count * tile_bytes, &ring_.full[stage]);
     }
   }
@@ -275,8 +276,7 @@ class TileMultiplier {
   __device__ static uint32_t Widen(uint32_t word, __nv_bfloat162 scale) {
     const uint32_t high = __byte_perm(word, 0, kHalf == 0 ? 0x1404 : 0x3424);  // code << 8
     const uint32_t bits = ((high >> 4) & 0x07f007f0u) | (high & 0x80008000u);
-    const __nv_bfloat162 value =
-        __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&bits), scale);
+    const __nv_bfloat162 value = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&bits), scale);
     return *reinterpret_cast<const uint32_t*>(&value);
   }
 
@@ -328,8 +328,8 @@ class TileMultiplier {
   __device__ void Fp4Block(int stage, int tile, int b, float (&d)[kAccumulators]) {
     const std::byte* data = ring_.weights(stage, tile) + b * 4352;
     const auto* codes = reinterpret_cast<const uint4*>(data) + thread();
-    const auto* scales = reinterpret_cast<const uint32_t*>(data + 4096) + thread() / 32 * 16 +
-                         thread() % 32 / 4;
+    const auto* scales =
+        reinterpret_cast<const uint32_t*>(data + 4096) + thread() / 32 * 16 + thread() % 32 / 4;
     const uint32_t low_scales = scales[0], high_scales = scales[8];
     const int low_max = LargestByte(low_scales), high_max = LargestByte(high_scales);
     uint32_t a[4][4];

@@ -72,9 +72,9 @@ __device__ uint4 Fp4Scales(const Source& w, int64_t row0, int64_t block, int ind
   uint32_t words[4];
   for (int i = 0; i < 4; ++i) {
     const int64_t row = row0 + index * 4 + i;
-    words[i] = row < w.rows ? *reinterpret_cast<const uint32_t*>(
-                                  w.scales + row * (w.cols / 32) + block * 4)
-                            : 0x7f7f7f7fu;
+    words[i] = row < w.rows
+                   ? *reinterpret_cast<const uint32_t*>(w.scales + row * (w.cols / 32) + block * 4)
+                   : 0x7f7f7f7fu;
   }
   return {words[0], words[1], words[2], words[3]};
 }
@@ -106,9 +106,8 @@ __global__ void TileKernel(Source w, uint4* out, int interleave) {
 template <TileKind kKind>
 void Run(const Source& w, std::byte* tiles, int interleave, cudaStream_t stream) {
   const int64_t count = (w.rows + 63) / 64 * (w.cols / TileMatrixCols(kKind));
-  TileKernel<kKind>
-      <<<static_cast<unsigned>(count), 256, 0, stream>>>(w, reinterpret_cast<uint4*>(tiles),
-                                                         interleave);
+  TileKernel<kKind><<<static_cast<unsigned>(count), 256, 0, stream>>>(
+      w, reinterpret_cast<uint4*>(tiles), interleave);
   CHECK_EQ(cudaGetLastError(), cudaSuccess);
 }
 

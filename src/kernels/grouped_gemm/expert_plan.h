@@ -21,9 +21,9 @@ struct ExpertTile {
 
 struct ExpertPlan {
   int32_t* num_tiles = nullptr;
-  ExpertTile* tiles = nullptr;     // [MaxExpertTiles]
-  int32_t* pair_of = nullptr;      // [num_tokens, k]: the row of each choice
-  float* pair_weight = nullptr;    // [rows]; 1 for the shared expert
+  ExpertTile* tiles = nullptr;   // [MaxExpertTiles]
+  int32_t* pair_of = nullptr;    // [num_tokens, k]: the row of each choice
+  float* pair_weight = nullptr;  // [rows]; 1 for the shared expert
 };
 
 inline constexpr int kDirectTokens = 8;  // up to here nothing is gathered
@@ -42,7 +42,8 @@ constexpr int64_t MaxPairRows(int64_t num_tokens, int num_experts, int num_chose
   const int64_t pairs = num_tokens * num_chosen;
   const int64_t experts = pairs < num_experts ? pairs : num_experts;
   const int64_t shared = (num_tokens + 63) / 64 * 64;
-  return shared + (num_tokens <= kDirectTokens ? experts * 8 : pairs + experts * 7 + 71) / 8 * 8 + 64;
+  return shared + (num_tokens <= kDirectTokens ? experts * 8 : pairs + experts * 7 + 71) / 8 * 8 +
+         64;
 }
 
 }  // namespace fathom::kernels

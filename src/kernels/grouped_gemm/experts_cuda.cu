@@ -8,8 +8,8 @@ namespace fathom::kernels {
 namespace {
 
 constexpr int kMaxSplit = 8;
-constexpr int64_t kTargetBlocks = 480;
-constexpr int kShared = -1;  // as an expert's id
+constexpr int64_t kTargetBlocks = 264;  // what runs at once
+constexpr int kShared = -1;             // as an expert's id
 
 // Which tiles a launch computes: the shared expert's first, then the plan's.
 struct Scope {
@@ -66,7 +66,6 @@ __device__ float Activate(float gate, float up, float weight, float limit) {
   return weight * (silu * up);
 }
 
-
 // t = b(weight * silu(gate) * up) of 128 columns, as FP8: one warp a row.
 template <typename Multiplier>
 __device__ void WriteIntermediate(const CudaExpertParams& p, const ExpertTile& tile, int column0,
@@ -87,8 +86,8 @@ __device__ void WriteIntermediate(const CudaExpertParams& p, const ExpertTile& t
         WarpMax(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))));
     const uint32_t scale = Fp8Scale(largest);
     const float inverse = Ue8m0Inverse(scale);
-    const uint32_t codes = Fp8Codes(v[0] * inverse, v[1] * inverse) |
-                           Fp8Codes(v[2] * inverse, v[3] * inverse) << 16;
+    const uint32_t codes =
+        Fp8Codes(v[0] * inverse, v[1] * inverse) | Fp8Codes(v[2] * inverse, v[3] * inverse) << 16;
     *reinterpret_cast<uint32_t*>(p.t.codes +
                                  Fp8TileOffset(row, column0 + lane * 4, p.t.row_groups)) = codes;
     if (lane == 0) p.t.scales[column0 / 128 * p.t.row_groups * 8 + row] = Ue8m0Value(scale);
@@ -169,10 +168,11 @@ void Run(const CudaExpertParams& p, Scope scope, device::Stream& stream) {
          cols / 128 / (scope.split * 2) >= 2) {
     scope.split *= 2;
   }
-  LaunchClusters(ExpertKernel<kGateUp, kN, kWarpgroups, kTiles, kBlocks, kStages>,
-                 dim3(static_cast<unsigned>(row_blocks * scope.split), static_cast<unsigned>(tiles)),
-                 static_cast<unsigned>(scope.split), dim3(Multiplier::kThreads),
-                 sizeof(typename Multiplier::Shared), stream, p, scope);
+  LaunchClusters(
+      ExpertKernel<kGateUp, kN, kWarpgroups, kTiles, kBlocks, kStages>,
+      dim3(static_cast<unsigned>(row_blocks * scope.split), static_cast<unsigned>(tiles)),
+      static_cast<unsigned>(scope.split), dim3(Multiplier::kThreads),
+      sizeof(typename Multiplier::Shared), stream, p, scope);
 }
 
 template <int kN>

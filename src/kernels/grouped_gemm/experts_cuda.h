@@ -31,8 +31,8 @@ struct CudaExpertParams {
   int num_chosen = 0;
   float swiglu_limit = 0;  // 0: no clamp
   ExpertTiles routed, shared;
-  Fp8Tiles x;        // [num_tokens, H]
-  Fp8Tiles gathered; // [MaxPairRows, H], written by moe_route; unused up to kDirectTokens
+  Fp8Tiles x;         // [num_tokens, H]
+  Fp8Tiles gathered;  // [MaxPairRows, H], written by moe_route; unused up to kDirectTokens
   ExpertPlan plan;
   Fp8Tiles t;                  // [MaxPairRows, I], scratch
   __nv_bfloat16* y = nullptr;  // [MaxPairRows, H]

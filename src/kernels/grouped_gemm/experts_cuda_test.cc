@@ -1,8 +1,9 @@
 // Routing and experts on a GPU against the CPU's: the same choices; outputs within what FP8 codes
-// of the intermediate activations that fall on the other side of a rounding can move: a code is an
-// eighth of its value at most, so 2% is one code in twenty.
+// of the intermediate activations that fall on the other side of a rounding can move: an eighth of
+// a token's output at most, where one value makes all of it, and hardly anything for most tokens.
 #include "kernels/grouped_gemm/experts_cuda.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/cuda_testing.h"
@@ -88,7 +89,8 @@ class ExpertsCudaTest : public CudaTest {
     auto logits = RandomFloats(tokens * s.num_experts, 2);
     const auto bias = RandomFloats(s.num_experts, 3);
     std::vector<int32_t> token_ids(static_cast<size_t>(tokens)), tid2eid;
-    for (int64_t t = 0; t < tokens; ++t) token_ids[static_cast<size_t>(t)] = static_cast<int32_t>(t % 5);
+    for (int64_t t = 0; t < tokens; ++t)
+      token_ids[static_cast<size_t>(t)] = static_cast<int32_t>(t % 5);
     for (int i = 0; i < 5 * s.num_chosen; ++i) {
       tid2eid.push_back((i * 3 + i / s.num_chosen) % s.num_experts);
     }
@@ -117,12 +119,12 @@ class ExpertsCudaTest : public CudaTest {
     const std::vector<int32_t> token_seq(static_cast<size_t>(tokens), 0);
     const ExpertPlan plan{
         .num_tiles = KeepAs<int32_t>(Poisoned(4)),
-        .tiles = KeepAs<ExpertTile>(Poisoned(
-            MaxExpertTiles(tokens, s.num_experts, s.num_chosen) * int64_t{sizeof(ExpertTile)})),
+        .tiles = KeepAs<ExpertTile>(Poisoned(MaxExpertTiles(tokens, s.num_experts, s.num_chosen) *
+                                             int64_t{sizeof(ExpertTile)})),
         .pair_of = KeepAs<int32_t>(Poisoned(static_cast<int64_t>(pairs) * 4)),
         .pair_weight = KeepAs<float>(Poisoned(pair_rows * 4))};
-    const Fp8Tiles gpu_x{KeepAs<uint8_t>(Upload(x_tiles.codes)), KeepAs<float>(Upload(x_tiles.scales)),
-                         rows / 8};
+    const Fp8Tiles gpu_x{KeepAs<uint8_t>(Upload(x_tiles.codes)),
+                         KeepAs<float>(Upload(x_tiles.scales)), rows / 8};
     const Fp8Tiles gathered{KeepAs<uint8_t>(Poisoned(pair_rows * s.hidden)),
                             KeepAs<float>(Poisoned(pair_rows * s.hidden / 32)), pair_rows / 8};
     const auto gpu_ids = Poisoned(static_cast<int64_t>(pairs) * 4);
@@ -144,23 +146,24 @@ class ExpertsCudaTest : public CudaTest {
                               .gathered = gathered},
            *gpu_stream_);
     const auto y = Poisoned(pair_rows * s.hidden * 2);
-    Launch(CudaExpertParams{
-               .num_tokens = tokens,
-               .hidden = s.hidden,
-               .intermediate = s.intermediate,
-               .num_experts = s.num_experts,
-               .num_chosen = s.num_chosen,
-               .swiglu_limit = 10.0f,
-               .routed = MakeTiles(experts,
-                                   dtype == WeightDType::kFp4 ? TileKind::kFp4 : TileKind::kFp8, s),
-               .shared = MakeTiles(shared, TileKind::kFp8, s),
-               .x = gpu_x,
-               .gathered = gathered,
-               .plan = plan,
-               .t = {KeepAs<uint8_t>(Poisoned(pair_rows * s.intermediate)),
-                     KeepAs<float>(Poisoned(pair_rows * s.intermediate / 32)), pair_rows / 8},
-               .y = As<__nv_bfloat16>(y)},
-           *gpu_stream_);
+    Launch(
+        CudaExpertParams{
+            .num_tokens = tokens,
+            .hidden = s.hidden,
+            .intermediate = s.intermediate,
+            .num_experts = s.num_experts,
+            .num_chosen = s.num_chosen,
+            .swiglu_limit = 10.0f,
+            .routed =
+                MakeTiles(experts, dtype == WeightDType::kFp4 ? TileKind::kFp4 : TileKind::kFp8, s),
+            .shared = MakeTiles(shared, TileKind::kFp8, s),
+            .x = gpu_x,
+            .gathered = gathered,
+            .plan = plan,
+            .t = {KeepAs<uint8_t>(Poisoned(pair_rows * s.intermediate)),
+                  KeepAs<float>(Poisoned(pair_rows * s.intermediate / 32)), pair_rows / 8},
+            .y = As<__nv_bfloat16>(y)},
+        *gpu_stream_);
 
     EXPECT_EQ(Download<int32_t>(gpu_ids), ids);
     const auto actual_weights = Download<float>(gpu_weights);
@@ -172,9 +175,11 @@ class ExpertsCudaTest : public CudaTest {
   void ExpectOutputs(const Sizes& s, int64_t tokens, const std::vector<BFloat16>& y,
                      const int32_t* gpu_pair_of, const std::vector<BFloat16>& expected) {
     std::vector<int32_t> pair_of(static_cast<size_t>(tokens * s.num_chosen));
-    ASSERT_TRUE(gpu_stream_->Copy(pair_of.data(), gpu_pair_of,
-                                  static_cast<int64_t>(pair_of.size() * 4)).ok());
+    ASSERT_TRUE(
+        gpu_stream_->Copy(pair_of.data(), gpu_pair_of, static_cast<int64_t>(pair_of.size() * 4))
+            .ok());
     ASSERT_TRUE(gpu_stream_->Synchronize().ok());
+    std::vector<double> errors;  // of each token, relative
     for (int64_t t = 0; t < tokens; ++t) {
       double error = 0, norm = 0;
       for (int64_t i = 0; i < s.hidden; ++i) {
@@ -188,11 +193,15 @@ class ExpertsCudaTest : public CudaTest {
         error += (sum - e) * (sum - e);
         norm += e * e;
       }
-      ASSERT_LE(std::sqrt(error / norm), 0.02) << "token " << t << " of " << tokens;
+      errors.push_back(std::sqrt(error / norm));
     }
+    std::sort(errors.begin(), errors.end());
+    EXPECT_LE(errors[errors.size() / 2], 0.01) << tokens << " tokens";
+    EXPECT_LE(errors.back(), 0.125) << tokens << " tokens";
   }
 
-  void RunOnCpu(const Sizes& s, int64_t tokens, const std::vector<std::array<TestMatrix, 3>>& experts,
+  void RunOnCpu(const Sizes& s, int64_t tokens,
+                const std::vector<std::array<TestMatrix, 3>>& experts,
                 const std::vector<std::array<TestMatrix, 3>>& shared,
                 const std::vector<BFloat16>& x, const std::vector<int32_t>& ids,
                 const std::vector<float>& weights, std::vector<BFloat16>& y) {

@@ -10,8 +10,8 @@ namespace {
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
 constexpr int kS = kNumStreams;
-constexpr int kMaxCluster = 8;
-constexpr int kMaxTokens = 4;  // of a cluster
+constexpr int kMaxCluster = 16;  // above 8 a kernel has to ask for it
+constexpr int kMaxTokens = 4;    // of a cluster
 
 __device__ float Sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
@@ -22,7 +22,8 @@ __device__ float4 LoadQuad(const __nv_bfloat16* p) {
   return {low.x, low.y, high.x, high.y};
 }
 __device__ void StoreQuad(__nv_bfloat16* p, float4 v) {
-  const __nv_bfloat162 low = __floats2bfloat162_rn(v.x, v.y), high = __floats2bfloat162_rn(v.z, v.w);
+  const __nv_bfloat162 low = __floats2bfloat162_rn(v.x, v.y),
+                       high = __floats2bfloat162_rn(v.z, v.w);
   *reinterpret_cast<uint2*>(p) = {*reinterpret_cast<const uint32_t*>(&low),
                                   *reinterpret_cast<const uint32_t*>(&high)};
 }
@@ -59,6 +60,7 @@ class Boundary {
   static constexpr int kMixes = kHead ? kS : kNumMixes;
   static constexpr int kMixesPerWarp = kHead ? 1 : 3;
   static constexpr int kParts = kWarps / (kMixes / kMixesPerWarp);  // of the columns
+  static constexpr int kPrefetched = 4;                             // all, for 256 columns a block
 
   struct Shared {
     float comb[kTokens][kS * kS];
@@ -86,6 +88,7 @@ class Boundary {
         y_(dynamic + kTokens * kS * slice_) {}
 
   __device__ void Run() {
+    PrefetchMixes();
     if (p_.output.y != nullptr) MakeComb();
     WaitForPredecessor();
     AllowSuccessor();
@@ -165,27 +168,52 @@ class Boundary {
     }
   }
 
+  __device__ int first_mix() const { return warp() / kParts * kMixesPerWarp; }
+  // The place of this thread's i-th four columns: u counts them over the streams.
+  __device__ int Quad(int i) const { return warp() % kParts * 32 + lane() + i * kParts * 32; }
+
+  __device__ void LoadMixes(int u, float4 (&w)[kMixesPerWarp]) const {
+    const int quads = slice_ / 4;
+    const float* fn = p_.fn + u / quads * p_.hidden + column0_ + u % quads * 4;
+#pragma unroll
+    for (int m = 0; m < kMixesPerWarp; ++m) {
+      w[m] = __ldg(reinterpret_cast<const float4*>(fn + (first_mix() + m) * kS * p_.hidden));
+    }
+  }
+
+  // The mixers are weights: the first of them are in registers before the predecessor has ended.
+  __device__ void PrefetchMixes() {
+#pragma unroll
+    for (int i = 0; i < kPrefetched; ++i) {
+      if (Quad(i) < kS * slice_ / 4) LoadMixes(Quad(i), prefetched_[i]);
+    }
+  }
+
+  __device__ void AddProducts(int u, const float4 (&w)[kMixesPerWarp],
+                              float (&sums)[kTokens][kMixesPerWarp + 1]) const {
+    const int quads = slice_ / 4;
+#pragma unroll
+    for (int token = 0; token < kTokens; ++token) {
+      if (token >= count_) break;
+      const float4 x = *reinterpret_cast<const float4*>(X(token, u / quads) + u % quads * 4);
+#pragma unroll
+      for (int m = 0; m < kMixesPerWarp; ++m) sums[token][m] += Dot(w[m], x);
+      sums[token][kMixesPerWarp] += Dot(x, x);
+    }
+  }
+
   // The raw mixes and the sum of squares of every token, over the cluster, into s_.mixes.
   __device__ void Mix() {
-    const int first_mix = warp() / kParts * kMixesPerWarp, part = warp() % kParts;
+    const int part = warp() % kParts, first_mix = this->first_mix(), end = kS * slice_ / 4;
     float sums[kTokens][kMixesPerWarp + 1] = {};
-    const int quads = slice_ / 4;
-    for (int u = part * 32 + lane(); u < kS * quads; u += kParts * 32) {
-      const int stream = u / quads, column = u % quads * 4;
-      const float* fn = p_.fn + stream * p_.hidden + column0_ + column;
+#pragma unroll
+    for (int i = 0; i < kPrefetched; ++i) {
+      if (Quad(i) < end) AddProducts(Quad(i), prefetched_[i], sums);
+    }
+    for (int i = kPrefetched; Quad(i) < end; ++i) {
       float4 w[kMixesPerWarp];
-#pragma unroll
-      for (int m = 0; m < kMixesPerWarp; ++m) {
-        w[m] = __ldg(reinterpret_cast<const float4*>(fn + (first_mix + m) * kS * p_.hidden));
-      }
-#pragma unroll
-      for (int token = 0; token < kTokens; ++token) {
-        if (token >= count_) break;
-        const float4 x = *reinterpret_cast<const float4*>(X(token, stream) + column);
-#pragma unroll
-        for (int m = 0; m < kMixesPerWarp; ++m) sums[token][m] += Dot(w[m], x);
-        sums[token][kMixesPerWarp] += Dot(x, x);
-      }
+      LoadMixes(Quad(i), w);
+      AddProducts(Quad(i), w, sums);
     }
     for (int token = 0; token < kTokens; ++token) {
       for (int m = 0; m <= kMixesPerWarp; ++m) {
@@ -269,13 +297,12 @@ class Boundary {
     auto* const tiles = reinterpret_cast<std::byte*>(p_.h.values);
     StoreQuad(reinterpret_cast<__nv_bfloat16*>(tiles + Bf16TileOffset(t, k, p_.h.row_groups)), h);
     if constexpr (!kHead) {
-      const float largest = WarpMax(fmaxf(fmaxf(fabsf(h.x), fabsf(h.y)),
-                                          fmaxf(fabsf(h.z), fabsf(h.w))));
+      const float largest =
+          WarpMax(fmaxf(fmaxf(fabsf(h.x), fabsf(h.y)), fmaxf(fabsf(h.z), fabsf(h.w))));
       const uint32_t scale = Fp8Scale(largest);
       const float inverse = Ue8m0Inverse(scale);
       *reinterpret_cast<uint32_t*>(p_.h_fp8.codes + Fp8TileOffset(t, k, p_.h_fp8.row_groups)) =
-          Fp8Codes(h.x * inverse, h.y * inverse) |
-          Fp8Codes(h.z * inverse, h.w * inverse) << 16;
+          Fp8Codes(h.x * inverse, h.y * inverse) | Fp8Codes(h.z * inverse, h.w * inverse) << 16;
       if (lane() == 0) {
         p_.h_fp8.scales[k / 128 * p_.h_fp8.row_groups * 8 + t] = Ue8m0Value(scale);
       }
@@ -289,6 +316,7 @@ class Boundary {
   Shared& s_;
   float* x_;  // [kTokens][4][slice], the new streams
   float* y_;  // [kTokens][slice]
+  float4 prefetched_[kPrefetched][kMixesPerWarp];
 };
 
 template <int kTokens, bool kHead>
@@ -304,6 +332,9 @@ void Run(const CudaHyperConnectionParams& params, device::Stream& stream) {
   const auto blocks = static_cast<int>(params.hidden / 128);
   int cluster = kMaxCluster;
   while (blocks % cluster != 0) cluster /= 2;
+  CHECK_EQ(cudaFuncSetAttribute(BoundaryKernel<kTokens, kHead>,
+                                cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+           cudaSuccess);
   CHECK_LE(kTokens * blocks / cluster, 64);
   const size_t floats = static_cast<size_t>(kTokens * (kS + 1) * params.hidden / cluster);
   const auto clusters = static_cast<unsigned>((params.num_tokens + kTokens - 1) / kTokens);

@@ -22,7 +22,8 @@ struct HyperConnectionState {
 // The output of the sub-layer that ended.
 struct SublayerOutput {
   const __nv_bfloat16* y = nullptr;  // [num_tokens, hidden], or rows of pairs; null: none ended
-  // Experts: y's row t is the shared expert's; pair_of [num_tokens, num_chosen] are the routed ones'.
+  // Experts: y's row t is the shared expert's; pair_of [num_tokens, num_chosen] are the routed
+  // ones'.
   const int32_t* pair_of = nullptr;
   int num_chosen = 0;
 };
@@ -33,7 +34,7 @@ struct CudaHyperConnectionParams {
   int64_t hidden = 0;  // a multiple of 128
   SublayerOutput output = {};
   HyperConnectionState before = {};  // of the sub-layer that ended
-  const float* fn = nullptr;    // [24, 4 * hidden]; head: [4, 4 * hidden]
+  const float* fn = nullptr;         // [24, 4 * hidden]; head: [4, 4 * hidden]
   const float* scale = nullptr;
   const float* base = nullptr;
   const __nv_bfloat16* norm_weight = nullptr;  // [hidden]
@@ -41,7 +42,8 @@ struct CudaHyperConnectionParams {
   HyperConnectionState after = {};  // not for the head
   Bf16Tiles h = {};                 // [num_tokens, hidden]
   Fp8Tiles h_fp8 = {};              // [num_tokens, hidden]; not for the head
-  // Head (the end of the model) for some tokens: row i of h is token rows[i]. num_tokens counts rows.
+  // Head (the end of the model) for some tokens: row i of h is token rows[i]. num_tokens counts
+  // rows.
   const int32_t* rows = nullptr;
 };
 

@@ -65,8 +65,8 @@ class HyperConnectionCudaTest : public CudaTest {
     return pre;
   }
 
-  static void ExpectClose(const std::vector<BFloat16>& actual, const std::vector<BFloat16>& expected,
-                          const char* what) {
+  static void ExpectClose(const std::vector<BFloat16>& actual,
+                          const std::vector<BFloat16>& expected, const char* what) {
     size_t different = 0;
     for (size_t i = 0; i < expected.size(); ++i) {
       const float a = ToFloat(actual[i]), e = ToFloat(expected[i]);

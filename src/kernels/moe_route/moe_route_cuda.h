@@ -1,6 +1,6 @@
 // Routing on a GPU: moe_route.h, then the plan of the expert products (expert_plan.h): which rows
-// each expert computes, and for more than kDirectTokens tokens their activations gathered by expert.
-// Padding tokens (token_seq -1) are routed nowhere.
+// each expert computes, and for more than kDirectTokens tokens their activations gathered by
+// expert. Padding tokens (token_seq -1) are routed nowhere.
 #pragma once
 
 #include <cstdint>
