@@ -299,6 +299,34 @@ def test_c078_logit_bias_bans_a_token(chat, scripted_http, refused):
         refused("logit_bias", logit_bias=bias)
 
 
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
+
+
+def json_schema(schema):
+    return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+
+
+def test_c079_answers_follow_a_json_schema(chat, refused):
+    for text in ['{"a": "x"}', "Something else."]:
+        answer = chat(text, response_format=json_schema(SCHEMA), max_tokens=100).json["choices"][0]
+        assert json.loads(answer["message"]["content"]) == {"a": "x"} and answer["finish_reason"] == "stop"
+    for schema in [{"type": "nonsense"}, {"type": 5}, "x", {"$ref": "#/nowhere"}]:
+        assert chat(response_format=json_schema(schema)).status == 400, schema
+
+
+def test_c080_a_form_holds_for_the_content_not_for_the_reasoning(chat):
+    message = chat('Let me think: {"not json</think>{"a": "x"}', response_format={"type": "json_object"}, max_tokens=100,
+                   **THINK).json["choices"][0]["message"]
+    assert message["reasoning_content"] == 'Let me think: {"not json' and json.loads(message["content"]) == {"a": "x"}
+
+
+def test_c081_two_forms_are_refused(chat):
+    for fields in [{"structured_outputs": {"regex": "a", "choice": ["b"]}}, {"structured_outputs": {}},
+                   {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}]:
+        answer = chat(**fields)
+        assert answer.status == 400 and answer.error["message"], fields
+
+
 def test_c082_token_ids_decode_to_the_content(scripted, scripted_http):
     scripted.say("one two three")
     choice = scripted_http.chat(return_token_ids=True).json["choices"][0]

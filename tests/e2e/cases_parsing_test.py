@@ -203,6 +203,30 @@ def test_c037_tool_choice_none_leaves_markup_in_the_content(said):
     assert answer.content == text and answer.calls == [] and answer.finish == "stop"
 
 
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+BARE_TOOLS = {"tools": [{"type": "function", "function": {"name": name, "parameters": NO_ARGUMENTS}}
+                        for name in ("f", "g")]}
+
+
+@pytest.mark.parametrize("fields,text", [({}, "I would rather talk."), (THINK, "Hm.</think>I would rather talk.")],
+                         ids=["chat", "thinking"])
+def test_c038_required_gives_a_call_whatever_the_model_wants(scripted, scripted_http, fields, text):
+    scripted.say(text)
+    choice = scripted_http.post("/v1/chat/completions", {"messages": ASK, "tool_choice": "required", **BARE_TOOLS,
+                                                         **fields, "max_tokens": 400}).json["choices"][0]
+    assert choice["finish_reason"] == "tool_calls" and len(choice["message"]["tool_calls"]) >= 1
+    assert {call["function"]["name"] for call in choice["message"]["tool_calls"]} <= {"f", "g"}
+
+
+def test_c039_a_named_choice_gives_that_tool_only(scripted, scripted_http):
+    scripted.say(block(invoke("f")))
+    choice = scripted_http.post("/v1/chat/completions", {
+        "messages": ASK, "tool_choice": {"type": "function", "function": {"name": "g"}}, **BARE_TOOLS,
+        "max_tokens": 400}).json["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert {call["function"]["name"] for call in choice["message"]["tool_calls"]} == {"g"}
+
+
 def test_c040_a_choice_of_a_missing_tool_is_refused(scripted_http):
     for choice in [{"type": "function", "function": {"name": "missing"}}, "sometimes", {"type": "function"}]:
         answer = scripted_http.post("/v1/chat/completions", {"messages": ASK, "tool_choice": choice, **TOOLS})
