@@ -200,7 +200,8 @@ Parsed<std::string> ReadModelName(FieldReader* fields, const ServerContext& cont
   if (!name) return context.default_model_name();
   if (std::find(served.begin(), served.end(), *name) != served.end()) return *name;
   return ApiError{.status = 404,
-                  .message = fmt::format("The model '{}' does not exist.", *name),
+                  .message = fmt::format("The model '{}' does not exist.",
+                                         name->size() <= 256 ? json::Escape(*name) : "(long)"),
                   .param = "model",
                   .code = "model_not_found"};
 }
