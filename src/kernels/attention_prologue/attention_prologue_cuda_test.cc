@@ -110,7 +110,7 @@ class AttentionPrologueCudaTest : public CudaTest {
       return keep.back().data();
     };
     const auto padded = [&](auto v, int64_t width) {
-      v.resize(v.size() + static_cast<size_t>(padding * width));
+      v.insert(v.end(), static_cast<size_t>(padding * width), {});
       return put(v);
     };
     CudaAttentionPrologueParams p;
