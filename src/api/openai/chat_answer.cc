@@ -89,12 +89,17 @@ std::optional<Value> ChatStreamAnswer::DeltaOf(const text::OutputEvent& event,
       return delta;
     case Kind::kToolCallBegin:
     case Kind::kArguments: {
-      const bool begins = event.kind == Kind::kToolCallBegin;
-      const std::string id = begins ? NewToolCallId() : "";
-      if (begins) choice->recorder.AddKey(id);
-      Value call =
-          begins ? ToolCallJson(id, event.text, "")
-                 : Value::Object({{"function", Value::Object({{"arguments", Text(event.text)}})}});
+      Value call;
+      if (event.kind == Kind::kToolCallBegin) {
+        const std::string id = NewToolCallId();
+        choice->recorder.AddKey(id);
+        call = ToolCallJson(id, event.text, "");
+      } else {
+        Value function = Value::Object();
+        function.Set("arguments", Text(event.text));
+        call = Value::Object();
+        call.Set("function", std::move(function));
+      }
       call.Set("index", Integer(event.tool_call_idx));
       delta.Set("tool_calls", Value::Array({std::move(call)}));
       return delta;
