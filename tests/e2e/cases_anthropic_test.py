@@ -121,6 +121,8 @@ def test_c109_the_stream_adds_up_to_the_whole_answer(scripted, scripted_anthropi
         for block in out["content"]:
             for own in ("id", "signature", "parsed_output"):
                 block.pop(own, None)
+        usage = out["usage"]  # the second request finds the first one's prompt
+        usage["input_tokens"] += usage.pop("cache_read_input_tokens") or 0
         return out
 
     assert comparable(streamed) == comparable(whole)
@@ -142,6 +144,18 @@ def test_c111_the_billing_header_is_no_part_of_the_prompt(scripted_anthropic, pr
         assert prompt_is(expected, system=[{"type": "text", "text": header}, {"type": "text", "text": "Be brief."}])
         assert prompt_is(expected, system=header + "\nBe brief.")
     assert not prompt_is(expected, system="Be brief. x-anthropic-billing-header: x")
+
+
+def test_c111_a_changed_billing_header_hits_the_cache(scripted, scripted_anthropic):
+    scripted.say("Hello there.")
+    rules = "A rule of many words, for a prompt of several blocks. " * 100
+    usages = []
+    for changing in ["cch=01234;", "cch=98765;"]:
+        system = [{"type": "text", "text": f"x-anthropic-billing-header: {changing}"}, {"type": "text", "text": rules}]
+        usages.append(scripted_anthropic.messages.create(**BODY, system=system).usage)
+    first, second = usages
+    assert second.cache_read_input_tokens > 500
+    assert second.input_tokens + second.cache_read_input_tokens == first.input_tokens + first.cache_read_input_tokens
 
 
 def test_c112_a_query_changes_nothing(messages):
@@ -204,6 +218,15 @@ def test_c117_a_round_trip_goes_on_where_the_model_stood(scripted, scripted_anth
     assert prompt_is(sampled, **{**body, "messages": [*ASK, reworded, result]})
     emptied = {**back, "content": [{**back["content"][0], "thinking": ""}, *back["content"][1:]]}
     assert prompt_is(sampled, **{**body, "messages": [*ASK, emptied, result]})
+
+
+def test_c117_the_turn_that_was_sampled_is_cached(scripted, scripted_anthropic):
+    scripted.say("Hm. " * 150 + CONVERSATION)
+    body = {**BODY, "max_tokens": 5000, "tools": [WEATHER], "thinking": THINK}
+    first = scripted_anthropic.messages.create(**body)
+    prompt = first.usage.input_tokens + first.usage.cache_read_input_tokens
+    second = scripted_anthropic.messages.create(**{**body, "messages": [*ASK, turn_of(first), results(first, "a", "b")]})
+    assert second.usage.cache_read_input_tokens > prompt + first.usage.output_tokens - 300  # but for the last block
 
 
 def test_c117_a_signature_gives_back_reasoning_that_was_left_out(scripted, scripted_anthropic, prompt_is):

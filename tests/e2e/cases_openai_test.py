@@ -248,7 +248,8 @@ def test_c071_a_second_equal_request_hits_the_cache(scripted, scripted_openai):
     messages = [{"role": "user", "content": "some words to remember " * 400}]
     first, second = (scripted_openai.chat.completions.create(model="scripted", messages=messages).usage
                      for _ in range(2))
-    assert first.prompt_tokens_details.cached_tokens == 0 and second.prompt_tokens_details.cached_tokens > 0
+    # A beginning that other tests' prompts share may be found, too.
+    assert first.prompt_tokens_details.cached_tokens < 256 <= second.prompt_tokens_details.cached_tokens
     for usage in (first, second):
         assert usage.prompt_cache_hit_tokens == usage.prompt_tokens_details.cached_tokens
         assert usage.prompt_cache_hit_tokens + usage.prompt_cache_miss_tokens == usage.prompt_tokens

@@ -42,5 +42,5 @@ def test_every_metric_is_in_the_manual(scripted, scripted_http):
     manual = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
     names = re.findall(r"^# TYPE (\S+)", scripted_http.get("/metrics").text, re.MULTILINE)
     assert len(names) > 10
-    missing = [name for name in names if f"`{name}`" not in manual]
+    missing = [name for name in names if f"`{name}`" not in manual and f"`{name}{{" not in manual]
     assert not missing, f"not in docs/: {missing}"
