@@ -46,6 +46,8 @@ Result<std::unique_ptr<LocalEngine>> LocalEngine::Start(const ModelOptions& opti
   engine_options.vocab_size = s.config.vocab_size;
   engine_options.sliding_window = s.config.sliding_window;
   engine_options.eos_token_ids = {s.config.eos_token_id};
+  engine_options.num_layers = s.config.num_layers;
+  engine_options.num_experts_per_token = s.config.num_experts_per_token;
   engine_options.limits = s.limits;
   engine_options.kv_cache_bytes = options.kv_cache_bytes;
   engine_options.max_queue = max_queue;

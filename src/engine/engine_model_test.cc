@@ -22,7 +22,8 @@ struct Setting {
 
 struct Answer {
   std::vector<int32_t> token_ids;
-  std::vector<float> logprobs;  // of each, to the last bit
+  std::vector<float> logprobs;           // of each, to the last bit
+  std::vector<uint16_t> routed_experts;  // when asked for
   bool operator==(const Answer&) const = default;
 };
 
@@ -51,6 +52,8 @@ class EngineModelTest : public testing::TestWithParam<Numerics> {
                                 .vocab_size = config_.vocab_size,
                                 .sliding_window = config_.sliding_window,
                                 .eos_token_ids = {config_.eos_token_id},
+                                .num_layers = config_.num_layers,
+                                .num_experts_per_token = config_.num_experts_per_token,
                                 .limits = limits,
                                 .kv_cache_bytes = setting.num_blocks * layout.block_bytes +
                                                   num_pages * layout.window_page_bytes +
@@ -62,7 +65,8 @@ class EngineModelTest : public testing::TestWithParam<Numerics> {
     engine_ = std::move(*engine);
   }
 
-  std::shared_ptr<CollectingSink> Submit(std::vector<int32_t> prompt, int priority = 0) {
+  std::shared_ptr<CollectingSink> Submit(std::vector<int32_t> prompt, int priority = 0,
+                                         std::optional<int32_t> experts_start = std::nullopt) {
     request::Request request;
     request.id = engine_->NextRequestId();
     const size_t length = prompt.size();
@@ -74,6 +78,7 @@ class EngineModelTest : public testing::TestWithParam<Numerics> {
     request.sampling.ignore_eos = true;
     request.sampling.num_logprobs = 1;
     request.priority = priority;
+    request.routed_experts_start = experts_start;
     request.arrival = clock_.Now();
     auto sink = std::make_shared<CollectingSink>();
     const Status status = engine_->Submit(std::move(request), sink);
@@ -84,7 +89,8 @@ class EngineModelTest : public testing::TestWithParam<Numerics> {
   static Answer Wait(CollectingSink& sink) {
     const auto last = sink.Wait();
     EXPECT_EQ(last.finish_reason, request::FinishReason::kLength) << last.error.message();
-    Answer answer{.token_ids = sink.token_ids(), .logprobs = {}};
+    Answer answer{
+        .token_ids = sink.token_ids(), .logprobs = {}, .routed_experts = sink.routed_experts()};
     for (const auto& token : sink.logprobs()) answer.logprobs.push_back(token.chosen.logprob);
     return answer;
   }
@@ -95,7 +101,7 @@ class EngineModelTest : public testing::TestWithParam<Numerics> {
     std::vector<std::shared_ptr<CollectingSink>> sinks;
     for (const int length : {1, 7, 50, 245, 250}) {
       sinks.push_back(Submit(model::RandomTokens(config_, length, static_cast<uint32_t>(length)),
-                             setting.last_is_first ? -length : 0));
+                             setting.last_is_first ? -length : 0, 0));
       if (setting.last_is_first) sinks.back()->WaitForTokens(1);
     }
     std::vector<Answer> answers;
@@ -126,6 +132,41 @@ TEST_P(EngineModelTest, GivesTheSameTokensAloneBatchedChunkedAndPreempted) {
   EXPECT_EQ(NumPreemptions(), 0u);
   EXPECT_EQ(Generate({2, 300, 5, true}), alone) << "preempted";
   EXPECT_GT(NumPreemptions(), 0u) << "the last setting no longer preempts";
+}
+
+TEST_P(EngineModelTest, ReportsTheExpertsOfEveryTokenThatWasRun) {
+  Start({2, 100, 16});
+  const auto prompt = model::RandomTokens(config_, 250, 250);
+  const Answer answer = Wait(*Submit(prompt, 0, 0));
+  std::vector<int32_t> ids = prompt;
+  ids.insert(ids.end(), answer.token_ids.begin(), answer.token_ids.end() - 1);
+  model::TestModel model(config_, GetParam(), 2, 1, 512, index_dtype_,
+                         checkpoint::MakeSyntheticSource(config_, 11).get());
+  model::TestSequence whole = model.Add(ids);
+  model.RunInChunks(whole, static_cast<int>(ids.size()));
+  const auto k = static_cast<size_t>(config_.num_experts_per_token);
+  std::vector<uint16_t> expected;
+  for (size_t t = 0; t < ids.size(); ++t) {
+    for (size_t layer = 0; layer < static_cast<size_t>(config_.num_layers); ++layer) {
+      const auto first =
+          model.expert_ids().begin() + static_cast<std::ptrdiff_t>((layer * ids.size() + t) * k);
+      expected.insert(expected.end(), first, first + static_cast<std::ptrdiff_t>(k));
+    }
+  }
+  EXPECT_EQ(answer.routed_experts, expected);
+
+  // Again, from the middle of the prompt on: what was cached before is not run.
+  const auto sink = Submit(prompt, 0, 200);
+  const auto row = static_cast<std::ptrdiff_t>(expected.size() / ids.size());
+  EXPECT_EQ(Wait(*sink).routed_experts,
+            std::vector<uint16_t>(expected.begin() + 200 * row, expected.end()));
+  EXPECT_EQ(sink->Wait().num_cached_tokens, 0);
+  // A turn that goes on from there takes all of it from the cache.
+  ids.push_back(answer.token_ids.back());
+  ids.push_back(7);
+  const auto next = Submit(ids, 0, static_cast<int32_t>(ids.size()) - 1);
+  EXPECT_EQ(Wait(*next).routed_experts.size(), static_cast<size_t>(24 * row));
+  EXPECT_EQ(next->Wait().num_cached_tokens, static_cast<int>(ids.size()) - 2);
 }
 
 // Two conversations of four turns at once, each going on from its last answer.

@@ -125,11 +125,13 @@ Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
   }
 
   const int max_logits_rows = MaxLogitsRows(options);
-  ASSIGN_OR_RETURN(auto runner, runtime::ModelRunner::Make({.vocab_size = options.vocab_size,
-                                                            .max_logits_rows = max_logits_rows,
-                                                            .eos_token_ids = options.eos_token_ids},
-                                                           model, std::move(kv_cache), device,
-                                                           std::move(tiers.disk)));
+  ASSIGN_OR_RETURN(auto runner, runtime::ModelRunner::Make(
+                                    {.vocab_size = options.vocab_size,
+                                     .max_logits_rows = max_logits_rows,
+                                     .eos_token_ids = options.eos_token_ids,
+                                     .num_layers = options.num_layers,
+                                     .num_experts_per_token = options.num_experts_per_token},
+                                    model, std::move(kv_cache), device, std::move(tiers.disk)));
   const scheduler::SchedulerOptions scheduler_options{
       .max_num_seqs = options.limits.max_num_seqs,
       .max_num_batched_tokens = options.limits.max_batched_tokens,

@@ -35,6 +35,8 @@ struct EngineOptions {
   int vocab_size = 0;
   int sliding_window = 128;
   std::vector<int32_t> eos_token_ids;
+  int num_layers = 0;  // for the experts that a request wants to be told
+  int num_experts_per_token = 0;
   model::ModelLimits limits;  // those that the model was made with; a step stays inside them
   // Bytes of the KV cache; 0: as much as max_num_seqs full contexts use, but no more than
   // kv_memory_share of the memory that is free on the device.

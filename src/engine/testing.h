@@ -21,6 +21,8 @@ class CollectingSink final : public request::TokenSink {
     EXPECT_FALSE(finished_) << "an event after the last";
     token_ids_.insert(token_ids_.end(), event.token_ids.begin(), event.token_ids.end());
     logprobs_.insert(logprobs_.end(), event.logprobs.begin(), event.logprobs.end());
+    routed_experts_.insert(routed_experts_.end(), event.routed_experts.begin(),
+                           event.routed_experts.end());
     finished_ = event.finish_reason.has_value();
     last_ = std::move(event);
     changed_.notify_all();
@@ -44,12 +46,17 @@ class CollectingSink final : public request::TokenSink {
     std::lock_guard lock(mutex_);
     return logprobs_;
   }
+  std::vector<uint16_t> routed_experts() const {
+    std::lock_guard lock(mutex_);
+    return routed_experts_;
+  }
 
  private:
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<int32_t> token_ids_;
   std::vector<request::TokenLogprobs> logprobs_;
+  std::vector<uint16_t> routed_experts_;
   request::TokenEvent last_;
   bool finished_ = false;
 };

@@ -19,6 +19,15 @@ bool IsInReach(const KeptPart& part, bool disk) {
   return part.on_device() || part.in_host() || (disk && part.on_disk);
 }
 
+// One token at least is run: it brings the logits.
+int64_t MostCachedTokens(const AdmitRequest& request) {
+  return std::min(static_cast<int64_t>(request.token_ids.size()) - 1, request.max_cached_tokens);
+}
+
+bool IsLimited(const AdmitRequest& request) {
+  return request.max_cached_tokens < static_cast<int64_t>(request.token_ids.size()) - 1;
+}
+
 bool IsOnDiskOnly(const KeptPart& part) { return !part.on_device() && !part.in_host(); }
 
 }  // namespace
@@ -64,7 +73,7 @@ PrefixTail* PrefixCache::FindTail(const PrefixNode& node, const AdmitRequest& re
                                   int64_t& num_tokens) const {
   PrefixTail* best = nullptr;
   const auto rest = request.token_ids.subspan(static_cast<size_t>(node.num_tokens));
-  const int64_t most = static_cast<int64_t>(request.token_ids.size()) - 1;
+  const int64_t most = MostCachedTokens(request);
   for (PrefixTail* tail : node.tails) {
     const auto end =
         std::mismatch(rest.begin(), rest.end(), tail->token_ids.begin(), tail->token_ids.end());
@@ -86,8 +95,7 @@ PrefixCache::Prefix PrefixCache::FindPrefix(const AdmitRequest& request, const S
   PrefixNode* root = tree_.FindHash(kv.root_hash);
   if (root == nullptr) return prefix;
   prefix.nodes.push_back(root);
-  if (request.compute_all) return prefix;
-  const size_t most_blocks = (request.token_ids.size() - 1) / kBlockTokens;
+  const auto most_blocks = static_cast<size_t>(MostCachedTokens(request) / kBlockTokens);
   for (size_t i = 0; i < most_blocks; ++i) {
     PrefixNode* node = tree_.Find(*prefix.nodes.back(), kv.hashes[i],
                                   request.token_ids.subspan(i * kBlockTokens, kBlockTokens));
@@ -200,7 +208,7 @@ Admission PrefixCache::Admit(const AdmitRequest& request, SequenceKv& kv) {
   if (options_.enabled) {
     PrefixNode* root = &tree_.Root(request.salt);
     prefix = FindPrefix(request, kv, Reach::kDisk);
-    if (!request.compute_all && IsPromised(request, prefix, kv)) {
+    if (!IsLimited(request) && IsPromised(request, prefix, kv)) {
       tree_.Prune(root);
       return {.outcome = Admission::Outcome::kWait};
     }
@@ -220,7 +228,7 @@ Admission PrefixCache::Admit(const AdmitRequest& request, SequenceKv& kv) {
 
 void PrefixCache::CountHits(const AdmitRequest& request, const Prefix& prefix, SequenceKv& kv) {
   // A request that comes back after a preemption asks for nothing new.
-  if (std::exchange(kv.counted, true) || request.compute_all || !options_.enabled) return;
+  if (std::exchange(kv.counted, true) || IsLimited(request) || !options_.enabled) return;
   stats_.query_tokens += request.token_ids.size();
   for (PrefixNode* node : prefix.nodes) {
     if (node->num_tokens == 0) continue;

@@ -19,6 +19,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -82,8 +83,9 @@ struct AdmitRequest {
   std::string_view salt = {};          // isolates: prefixes are shared within one salt only
   std::span<const int32_t> token_ids;  // the prompt; with its output, when it was preempted
   int64_t num_prompt_tokens = 0;
-  int64_t num_tokens = 0;        // whose history blocks are reserved: all of them and more
-  bool compute_all = false;      // prompt log-probabilities: no token may be skipped
+  int64_t num_tokens = 0;  // whose history blocks are reserved: all of them and more
+  // The tokens from here on must all be run: their log-probabilities or experts are wanted.
+  int64_t max_cached_tokens = std::numeric_limits<int64_t>::max();
   int64_t num_spare_blocks = 0;  // that must be left for others
 };
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <random>
 
@@ -49,7 +50,7 @@ struct TestSequence {
   std::vector<int32_t> tokens;
   int64_t num_prompt_tokens = 0;
   int64_t num_computed = 0;
-  bool compute_all = false;
+  int64_t max_cached_tokens = std::numeric_limits<int64_t>::max();
   SequenceKv kv;
 };
 
@@ -65,7 +66,7 @@ class Server {
             .token_ids = run.tokens,
             .num_prompt_tokens = run.num_prompt_tokens,
             .num_tokens = static_cast<int64_t>(run.tokens.size()) + 1,
-            .compute_all = run.compute_all};
+            .max_cached_tokens = run.max_cached_tokens};
   }
 
   void RunTransfers() {
@@ -197,16 +198,18 @@ TEST(PrefixCache, SaltsShareNothing) {
   EXPECT_EQ(server.Ask(prompt, {1}, "", "alice"), 799);
 }
 
-TEST(PrefixCache, PromptLogprobsComputeEveryToken) {
+TEST(PrefixCache, WhatMustBeRunIsNotTakenFromIt) {
   Server server(SmallOptions());
   const auto prompt = Tokens(800, 12);
   server.Ask(prompt, {1});
-  TestSequence run = server.Make(prompt);
-  run.compute_all = true;
-  EXPECT_EQ(server.AdmitInTime(run), Outcome::kAdmitted);
-  EXPECT_EQ(run.num_computed, 0);
-  server.Prefill(run);
-  server.Release(run);
+  for (const auto& [most, expected] : {std::pair(0, 0), {255, 0}, {798, 798}, {1000, 799}}) {
+    TestSequence run = server.Make(prompt);
+    run.max_cached_tokens = most;
+    EXPECT_EQ(server.AdmitInTime(run), Outcome::kAdmitted);
+    EXPECT_EQ(run.num_computed, expected) << most;
+    server.Prefill(run);
+    server.Release(run);
+  }
 }
 
 TEST(PrefixCache, DisabledItKeepsNothing) {
@@ -447,7 +450,7 @@ class RandomTraffic {
     if (Below(4) != 0) prompt = Concat(prompt, Tokens(1 + Below(600), Below(40)));
     auto run = std::make_unique<TestSequence>(server_.Make(
         std::move(prompt), "session " + std::to_string(Below(4)), Below(10) == 0 ? "salt" : ""));
-    run->compute_all = Below(20) == 0;
+    if (Below(20) == 0) run->max_cached_tokens = Below(3) * Below(1000);
     runs_.push_back(std::move(run));
   }
 

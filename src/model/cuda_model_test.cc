@@ -114,5 +114,28 @@ TEST_F(CudaModelTest, SequencesTogetherAsAlone) {
   ExpectClose(second, b, "second of two");
 }
 
+TEST_F(CudaModelTest, ReportsTheExpertsThatRan) {
+  struct Recorder final : ChoiceRecorder {
+    void OnRouting(int, int, std::span<const int32_t> ids) override {
+      expert_ids.insert(expert_ids.end(), ids.begin(), ids.end());
+    }
+    void OnIndex(int, int, std::span<const int32_t>) override {}
+    std::vector<int32_t> expert_ids;  // layer by layer, token by token
+  };
+  gpu_->set_last_logits_only();
+  const auto ids = RandomTokens(config_, 301, 4);
+  TestSequence watched = gpu_->Add(ids), replayed = gpu_->Add(ids);
+  for (const int count : {300, 1}) {  // the last is a graph, unless it is watched
+    const int counts[] = {count};
+    TestSequence* sequence[] = {&watched};
+    Recorder recorder;
+    gpu_->Step(sequence, counts, &recorder);
+    EXPECT_EQ(gpu_->expert_ids(), recorder.expert_ids) << count;
+    sequence[0] = &replayed;
+    gpu_->Step(sequence, counts);
+    EXPECT_EQ(gpu_->expert_ids(), recorder.expert_ids) << count;
+  }
+}
+
 }  // namespace
 }  // namespace fathom::model

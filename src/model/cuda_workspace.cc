@@ -68,7 +68,7 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carv
   carver.Take(w.grouped_scales, rows * grouped / 128);
   carver.Take(w.y, m * hidden);
   carver.Take(w.router_logits, m * c.num_experts);
-  carver.Take(w.expert_ids, m * c.num_experts_per_token);
+  carver.Take(w.expert_ids, c.num_layers * m * c.num_experts_per_token);
   carver.Take(w.expert_weights, m * c.num_experts_per_token);
   int64_t max_tiles = 0;
   for (const int64_t tokens_of_step : {int64_t{8}, int64_t{64}, int64_t{192}, int64_t{512}, m}) {

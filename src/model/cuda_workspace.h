@@ -48,7 +48,7 @@ struct CudaWorkspace {
   float* grouped_scales = nullptr;
   __nv_bfloat16* y = nullptr;      // [M, H]
   float* router_logits = nullptr;  // [M, experts]
-  int32_t* expert_ids = nullptr;   // [M, k]
+  int32_t* expert_ids = nullptr;   // [layers, T, k], T tokens of the step
   float* expert_weights = nullptr;
   kernels::ExpertPlan plan;
   int64_t pair_rows = 0;

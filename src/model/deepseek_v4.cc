@@ -50,7 +50,8 @@ class DeepSeekV4Model final : public DeepSeekV4 {
                         .kv = kv,
                         .ws = *workspace_,
                         .stream = stream,
-                        .recorder = recorder};
+                        .recorder = recorder,
+                        .expert_ids = batch.expert_ids};
     PlanStep(step);
     Embed(step);
     for (int layer = 0; layer < config_.num_layers; ++layer) {

@@ -113,6 +113,10 @@ class CudaModel final : public DeepSeekV4 {
     } else {
       Run(step);
     }
+    if (!batch.expert_ids.empty()) {
+      Check(stream.Copy(batch.expert_ids.data(), ws_->expert_ids,
+                        static_cast<int64_t>(batch.expert_ids.size_bytes())));
+    }
   }
 
  private:
@@ -476,6 +480,11 @@ class CudaModel final : public DeepSeekV4 {
     Launch(second, *step.stream);
   }
 
+  // Of one layer: [tokens, k].
+  int32_t* ExpertIds(const CudaStep& step, int layer) const {
+    return ws_->expert_ids + int64_t{layer} * step.batch.num_tokens * c_.num_experts_per_token;
+  }
+
   void Moe(const CudaStep& step, int layer, const CudaBlockWeights& w) {
     const int tokens = step.batch.num_tokens;
     kernels::CudaGemmParams gate{.num_problems = 1, .num_tokens = tokens};
@@ -497,7 +506,7 @@ class CudaModel final : public DeepSeekV4 {
                                        .token_ids = step.token_ids,
                                        .token_seq = step.batch.token_seq,
                                        .scaling = static_cast<float>(c_.routed_scaling_factor),
-                                       .expert_ids = ws_->expert_ids,
+                                       .expert_ids = ExpertIds(step, layer),
                                        .weights = ws_->expert_weights,
                                        .plan = ws_->plan,
                                        .hidden = c_.hidden_size,
@@ -560,7 +569,7 @@ class CudaModel final : public DeepSeekV4 {
     if (step.recorder == nullptr) return;
     const auto k = static_cast<size_t>(c_.num_experts_per_token);
     const auto tokens = static_cast<size_t>(step.batch.num_tokens);
-    const auto ids = Fetch(ws_->expert_ids, tokens * k, *step.stream);
+    const auto ids = Fetch(ExpertIds(step, layer), tokens * k, *step.stream);
     for (size_t t = 0; t < tokens; ++t) {
       step.recorder->OnRouting(layer, static_cast<int>(t), {ids.data() + t * k, k});
     }

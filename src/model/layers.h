@@ -28,6 +28,7 @@ struct StepContext {
   Workspace<T>& ws;
   device::Stream& stream;
   ChoiceRecorder* recorder = nullptr;
+  std::span<int32_t> expert_ids;  // ForwardBatch's
 
   int64_t num_tokens() const { return batch.num_tokens(); }
 };

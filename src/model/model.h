@@ -45,6 +45,9 @@ struct ForwardBatch {
   std::span<const int32_t> first_window_page;  // [S]
   std::span<const int32_t> state_slots;        // [S]
   std::span<const int32_t> logits_rows;        // token rows whose logits are wanted, ascending
+  // Out: [num_layers, T, experts per token], ids ascending, there when the stream has been
+  // synchronized; empty: not wanted.
+  std::span<int32_t> expert_ids;
 };
 
 // What a comparison with an oracle needs: the choices the model made. Expert ids and entries

@@ -113,6 +113,7 @@ TEST_P(ModelTest, RecordsTheChoices) {
   struct Recorder final : ChoiceRecorder {
     void OnRouting(int layer, int, std::span<const int32_t> ids) override {
       routed.insert(layer);
+      expert_ids.insert(expert_ids.end(), ids.begin(), ids.end());
       EXPECT_TRUE(std::is_sorted(ids.begin(), ids.end()));
       EXPECT_EQ(ids.size(), 3u);
     }
@@ -124,7 +125,8 @@ TEST_P(ModelTest, RecordsTheChoices) {
       skipped |= !entries.empty() && entries.back() >= static_cast<int32_t>(entries.size());
     }
     std::set<int> routed, indexed;
-    bool skipped = false;  // some token left an entry out
+    std::vector<int32_t> expert_ids;  // layer by layer, token by token
+    bool skipped = false;             // some token left an entry out
   } recorder;
   TestModel model(SmallConfig(), GetParam(), 2);
   TestSequence sequence = model.Add(RandomTokens(model.config(), 120, 5));
@@ -132,6 +134,7 @@ TEST_P(ModelTest, RecordsTheChoices) {
   const int counts[] = {120};
   model.Step(sequences, counts, &recorder);
   EXPECT_EQ(recorder.routed, (std::set<int>{0, 1, 2, 3, 4}));
+  EXPECT_EQ(model.expert_ids(), recorder.expert_ids);
   EXPECT_EQ(recorder.indexed, (std::set<int>{1, 3}));
   EXPECT_TRUE(recorder.skipped);
 }

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/moe_route/moe_route.h"
 #include "model/layers.h"
@@ -21,6 +23,10 @@ void RunMoe(StepContext<T>& step, int layer, const MoeWeights& weights) {
                                           .expert_ids = ws.expert_ids,
                                           .weights = ws.expert_weights},
                   step.stream);
+  if (!step.expert_ids.empty()) {
+    const int64_t count = m * c.num_experts_per_token;
+    std::copy_n(ws.expert_ids, count, step.expert_ids.begin() + layer * count);
+  }
   if (step.recorder != nullptr) {
     const auto k = static_cast<size_t>(c.num_experts_per_token);
     for (int64_t t = 0; t < m; ++t) {

@@ -47,6 +47,8 @@ class TestModel {
   void Rollback(TestSequence& sequence, int32_t num_tokens);
 
   const config::ModelConfig& config() const { return config_; }
+  // Of the last step: [layers, tokens, experts per token].
+  const std::vector<int32_t>& expert_ids() const { return expert_ids_; }
 
  private:
   config::ModelConfig config_;
@@ -55,6 +57,7 @@ class TestModel {
   int max_pages_;
   int next_index_ = 0;
   bool last_logits_only_ = false;
+  std::vector<int32_t> expert_ids_;
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<device::Stream> stream_;
   std::unique_ptr<DeepSeekV4> model_;

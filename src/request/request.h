@@ -36,6 +36,8 @@ struct Request {
   TimePoint arrival;
   std::optional<TimePoint> deadline;  // past it the request ends with kError, wherever it is
   bool report_progress = false;       // events for the chunks of the prompt, too
+  // Set: report the experts of every token that is run, from this token of the prompt on.
+  std::optional<int32_t> routed_experts_start;
   std::shared_ptr<TokenConstraint> constraint;  // may be null
 };
 
@@ -56,6 +58,9 @@ struct TokenEvent {
   std::vector<TokenLogprobs> logprobs;  // one per token when asked for
   // First event only: tokens 1.. of the prompt, when asked for.
   std::vector<TokenLogprobs> prompt_logprobs;
+  // When asked for: [tokens, layers, experts per token] of the tokens that were run since the last
+  // event, ids ascending. The newest token has not been run: altogether one row less than tokens.
+  std::vector<uint16_t> routed_experts;
   std::optional<FinishReason> finish_reason;
   std::optional<int32_t> stop_token_id;  // the end or stop id that finished it
   int num_cached_tokens = 0;             // prompt tokens taken from the prefix cache

@@ -53,6 +53,8 @@ struct SequenceResult {
   std::vector<int32_t> sampled_token_ids;      // empty when nothing was sampled
   std::vector<TokenLogprobs> logprobs;         // one per sampled token when asked for
   std::vector<TokenLogprobs> prompt_logprobs;  // of this step's prompt tokens when asked for
+  // Of this step's tokens when asked for: [tokens, layers, experts per token].
+  std::vector<uint16_t> routed_experts;
   Status status;  // not OK: this request fails (NaN logits), others go on
 };
 

@@ -24,6 +24,10 @@ size_t NumPromptLogprobs(const request::ScheduledSequence& s) {
   return std::min(begin + s.token_ids.size(), num_prompt_tokens - 1) - begin;
 }
 
+bool WantsExperts(const request::ScheduledSequence& s) {
+  return s.request->routed_experts_start.has_value();
+}
+
 ThreadPool* PoolOf(device::Stream& stream) {
   return stream.kind() == device::DeviceKind::kCpu ? &stream.thread_pool() : nullptr;
 }
@@ -47,7 +51,9 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Make(const ModelRunnerOptions&
 ModelRunner::ModelRunner(const ModelRunnerOptions& options, model::DeepSeekV4& model,
                          KvCache kv_cache, std::unique_ptr<device::Stream> stream,
                          LogitsBuffer logits, std::unique_ptr<kv_store::DiskStore> disk)
-    : model_(model),
+    : num_layers_(options.num_layers),
+      num_experts_per_token_(options.num_experts_per_token),
+      model_(model),
       kv_cache_(std::move(kv_cache)),
       stream_(std::move(stream)),
       thread_pool_(PoolOf(*stream_)),
@@ -69,13 +75,19 @@ Result<request::StepResult> ModelRunner::Run(const request::ScheduledBatch& batc
   }
   SampleTokens(batch, result);
   ComputePromptLogprobs(batch, result);
+  if (!batch.sequences.empty()) ReportExperts(batch, result);
   return result;
 }
 
 Status ModelRunner::RunForward(const request::ScheduledBatch& batch) {
   FillBatch(batch);
   StartMasks(batch);
-  model_.Forward(device_batch_.View(), kv_cache_.view(), logits_.device_data(), *stream_, nullptr);
+  model::ForwardBatch view = device_batch_.View();
+  const bool reports_experts =
+      std::any_of(batch.sequences.begin(), batch.sequences.end(), WantsExperts);
+  expert_ids_.resize(reports_experts ? view.token_ids.size() * NumExpertsPerRow() : 0);
+  view.expert_ids = expert_ids_;
+  model_.Forward(view, kv_cache_.view(), logits_.device_data(), *stream_, nullptr);
   const Status fetched = logits_.Fetch(device_batch_.num_logits_rows(), *stream_);
   masks_.Wait();  // before the batch may go
   return fetched;
@@ -115,6 +127,28 @@ void ModelRunner::StartMasks(const request::ScheduledBatch& batch) {
                          .output = s.all_token_ids.subspan(s.request->prompt_token_ids.size())});
   }
   masks_.Start(sequences);
+}
+
+// From layers of tokens to tokens of layers.
+void ModelRunner::ReportExperts(const request::ScheduledBatch& batch,
+                                request::StepResult& result) const {
+  if (expert_ids_.empty()) return;
+  const auto k = static_cast<size_t>(num_experts_per_token_);
+  const auto num_tokens = static_cast<size_t>(batch.num_tokens());
+  size_t first = 0;
+  for (size_t i = 0; i < batch.sequences.size(); ++i) {
+    const request::ScheduledSequence& s = batch.sequences[i];
+    const size_t end = first + s.token_ids.size();
+    std::vector<uint16_t>& out = result.sequences[i].routed_experts;
+    if (WantsExperts(s)) out.reserve(s.token_ids.size() * NumExpertsPerRow());
+    for (size_t t = first; WantsExperts(s) && t < end; ++t) {
+      for (int layer = 0; layer < num_layers_; ++layer) {
+        const int32_t* ids = expert_ids_.data() + (static_cast<size_t>(layer) * num_tokens + t) * k;
+        out.insert(out.end(), ids, ids + k);
+      }
+    }
+    first = end;
+  }
 }
 
 void ModelRunner::SampleTokens(const request::ScheduledBatch& batch, request::StepResult& result) {

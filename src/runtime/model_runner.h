@@ -22,6 +22,8 @@ struct ModelRunnerOptions {
   int vocab_size = 0;
   int max_logits_rows = 0;  // in one step
   std::vector<int32_t> eos_token_ids;
+  int num_layers = 0;
+  int num_experts_per_token = 0;
 };
 
 class ModelRunner {
@@ -44,8 +46,14 @@ class ModelRunner {
   void FillBatch(const request::ScheduledBatch& batch);
   void StartMasks(const request::ScheduledBatch& batch);
   void ComputePromptLogprobs(const request::ScheduledBatch& batch, request::StepResult& result);
+  size_t NumExpertsPerRow() const {
+    return static_cast<size_t>(num_layers_) * static_cast<size_t>(num_experts_per_token_);
+  }
+  void ReportExperts(const request::ScheduledBatch& batch, request::StepResult& result) const;
   void SampleTokens(const request::ScheduledBatch& batch, request::StepResult& result);
 
+  const int num_layers_;
+  const int num_experts_per_token_;
   model::DeepSeekV4& model_;
   KvCache kv_cache_;
   std::unique_ptr<device::Stream> stream_;
@@ -54,7 +62,8 @@ class ModelRunner {
   Sampler sampler_;
   GrammarMasks masks_;
   DeviceBatch device_batch_;
-  std::vector<size_t> first_row_;  // of each sequence, among the logits rows
+  std::vector<size_t> first_row_;    // of each sequence, among the logits rows
+  std::vector<int32_t> expert_ids_;  // [layers, T, experts per token]; empty: nobody asked
   // Last: its threads use the cache's host slots.
   std::unique_ptr<kv_store::DiskStore> disk_;
 };

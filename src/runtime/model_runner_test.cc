@@ -31,9 +31,12 @@ class ModelRunnerTest : public testing::Test {
     model_ = std::make_unique<FakeModel>(kVocab, std::move(script));
     auto cache = KvCache::Make(FakeLayout(), kPools, *device_);
     ASSERT_TRUE(cache.ok());
-    auto runner =
-        ModelRunner::Make({.vocab_size = kVocab, .max_logits_rows = 64, .eos_token_ids = {1}},
-                          *model_, std::move(*cache), *device_);
+    auto runner = ModelRunner::Make({.vocab_size = kVocab,
+                                     .max_logits_rows = 64,
+                                     .eos_token_ids = {1},
+                                     .num_layers = kFakeLayers,
+                                     .num_experts_per_token = kFakeExpertsPerToken},
+                                    *model_, std::move(*cache), *device_);
     ASSERT_TRUE(runner.ok());
     runner_ = std::move(*runner);
   }
@@ -129,6 +132,24 @@ TEST_F(ModelRunnerTest, ReportsPromptLogprobsOfEveryTokenButTheFirst) {
   EXPECT_EQ(all[1].top[0].token_id, 5);
   EXPECT_EQ(all[2].chosen.token_id, 10);
   EXPECT_EQ(all[2].top.size(), 2u);
+}
+
+TEST_F(ModelRunnerTest, ReportsTheExpertsOfASequenceThatAsks) {
+  Start(CountUp);
+  std::vector<request::Request> requests(2);
+  std::vector<request::BlockTable> tables(2);
+  request::ScheduledBatch batch;
+  for (size_t i = 0; i < 2; ++i) {
+    requests[i].id = i;
+    requests[i].prompt_token_ids = {5, 6 + static_cast<int32_t>(i)};
+    batch.sequences.push_back(Plan(requests[i], requests[i].prompt_token_ids, 0, 2, tables[i]));
+  }
+  requests[1].routed_experts_start = 0;
+  const auto result = runner_->Run(batch);
+  ASSERT_TRUE(result.ok());
+  EXPECT_TRUE(result->sequences[0].routed_experts.empty());
+  EXPECT_THAT(result->sequences[1].routed_experts,
+              ElementsAre(30, 31, 32, 33, 34, 35, 42, 43, 44, 45, 46, 47));
 }
 
 TEST_F(ModelRunnerTest, PromptLogitsThatAreNotFiniteFailTheRequest) {

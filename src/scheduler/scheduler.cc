@@ -48,6 +48,11 @@ Status Scheduler::Validate(const request::Request& request) const {
                     "prompt",
                     num_prompt_tokens, max_model_len_));
   }
+  if (request.routed_experts_start.value_or(0) > num_prompt_tokens) {
+    return InvalidArgument(
+        fmt::format("routed_experts_prompt_start is {}: the prompt has {} tokens",
+                    *request.routed_experts_start, num_prompt_tokens));
+  }
   return OkStatus();
 }
 
@@ -58,6 +63,7 @@ void Scheduler::Submit(request::Request request) {
   sequence->order = next_order_++;
   sequence->token_ids = sequence->request.prompt_token_ids;
   sequence->num_prompt_tokens = sequence->num_tokens();
+  sequence->experts_end = sequence->request.routed_experts_start.value_or(0);
   sequence->session = sessions_.Join(sequence->request.session);
   sequence->finish_tag = sequence->session->virtual_seconds +
                          pacer_.PrefillSeconds(sequence->num_tokens() -
@@ -126,6 +132,7 @@ std::vector<SequenceOutput> Scheduler::Commit(const request::StepResult& result,
     const request::SequenceResult& sequence_result = result.sequences[i];
     CHECK_EQ(sequence_result.request_id, sequence.request.id);
     CollectPromptLogprobs(sequence, sequence_result);
+    CollectExperts(sequence, sequence_result, in_flight_[i].num_tokens);
     if (sequence_result.status.ok()) sequence.num_computed_tokens += in_flight_[i].num_tokens;
     SequenceOutput output{.request_id = sequence.request.id, .event = {}};
     CommitTokens(sequence, sequence_result, output.event);
@@ -179,6 +186,20 @@ void Scheduler::CollectPromptLogprobs(Sequence& sequence, const request::Sequenc
   }
 }
 
+// As above: those of a token are taken once.
+void Scheduler::CollectExperts(Sequence& sequence, const request::SequenceResult& result,
+                               int64_t num_tokens) {
+  const int64_t begin = sequence.num_computed_tokens;
+  const int64_t known = std::max<int64_t>(sequence.experts_end - begin, 0);
+  if (result.routed_experts.empty() || known >= num_tokens) return;
+  CHECK_GE(sequence.experts_end, begin);  // MakeAdmitRequest lets none be skipped
+  const auto size = static_cast<int64_t>(result.routed_experts.size());
+  sequence.routed_experts.insert(sequence.routed_experts.end(),
+                                 result.routed_experts.begin() + size / num_tokens * known,
+                                 result.routed_experts.end());
+  sequence.experts_end = begin + num_tokens;
+}
+
 void Scheduler::CommitTokens(Sequence& sequence, const request::SequenceResult& result,
                              request::TokenEvent& event) {
   event.num_cached_tokens = static_cast<int>(sequence.num_cached_tokens);
@@ -189,6 +210,7 @@ void Scheduler::CommitTokens(Sequence& sequence, const request::SequenceResult& 
   }
   if (!result.sampled_token_ids.empty()) {
     event.prompt_logprobs = std::exchange(sequence.prompt_logprobs, {});
+    event.routed_experts = std::exchange(sequence.routed_experts, {});
   }
   for (size_t i = 0; i < result.sampled_token_ids.size(); ++i) {
     sequence.token_ids.push_back(result.sampled_token_ids[i]);

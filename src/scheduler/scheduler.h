@@ -120,6 +120,8 @@ class Scheduler {
 
   void ChargeSessions(double step_seconds);
   void CollectPromptLogprobs(Sequence& sequence, const request::SequenceResult& result);
+  void CollectExperts(Sequence& sequence, const request::SequenceResult& result,
+                      int64_t num_tokens);
   void CommitTokens(Sequence& sequence, const request::SequenceResult& result,
                     request::TokenEvent& event);
   void Finish(Sequence& sequence);

@@ -67,6 +67,9 @@ class SchedulerCache : public testing::Test {
       request::SequenceResult r;
       r.request_id = s.request_id;
       if (s.sample) r.sampled_token_ids = {500};
+      for (int64_t i = 0; s.request->routed_experts_start && i < num_tokens; ++i) {
+        r.routed_experts.push_back(static_cast<uint16_t>(s.num_computed_tokens + i));
+      }
       result.sequences.push_back(std::move(r));
     }
     result.store_events = memory_->TakeEvents();
@@ -171,6 +174,28 @@ TEST_F(SchedulerCache, PromptLogprobsComputeAllOfThePrompt) {
   RunToTheEnd();
   EXPECT_EQ(num_run_[2], 700);
   EXPECT_EQ(last_[2].num_cached_tokens, 0);
+}
+
+TEST_F(SchedulerCache, ATokenWhoseExpertsAreAskedForIsRun) {
+  struct Case {
+    int length, start, num_run;
+  };
+  RequestId id = 0;
+  for (const Case& c : {Case{700, 0, 700}, {700, 0, 700}, {800, 700, 100}, {800, 800, 1}}) {
+    request::Request request;
+    request.id = ++id;
+    request.prompt_token_ids = Tokens(c.length);
+    request.sampling.max_tokens = 1;
+    request.routed_experts_start = c.start;
+    scheduler_->Submit(std::move(request));
+    RunToTheEnd();
+    EXPECT_EQ(num_run_[id], c.num_run) << id;
+    // Step reports the position of every token as its one expert.
+    const auto& experts = last_[id].routed_experts;
+    ASSERT_EQ(experts.size(), static_cast<size_t>(c.length - c.start));
+    for (size_t i = 0; i < experts.size(); ++i)
+      EXPECT_EQ(experts[i], c.start + static_cast<int>(i));
+  }
 }
 
 TEST_F(SchedulerCache, AnotherSaltSharesNothing) {

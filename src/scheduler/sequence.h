@@ -31,6 +31,9 @@ struct Sequence {
 
   // Of prompt tokens 1..; complete, and then moved out, with the first sampled token.
   std::vector<request::TokenLogprobs> prompt_logprobs;
+  // Not told yet; and the token after those whose experts are known.
+  std::vector<uint16_t> routed_experts;
+  int64_t experts_end = 0;
 
   int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int64_t num_output_tokens() const { return num_tokens() - num_prompt_tokens; }

@@ -101,14 +101,17 @@ void Scheduler::AddPrefills(Step& step) {
 }
 
 kv_cache::AdmitRequest Scheduler::MakeAdmitRequest(const Sequence& sequence) const {
+  int64_t max_cached_tokens = max_model_len_;
+  if (sequence.request.routed_experts_start) max_cached_tokens = sequence.experts_end;
+  const bool all = sequence.request.sampling.num_prompt_logprobs.has_value() &&
+                   sequence.num_output_tokens() == 0;
   return {.id = sequence.request.id,
           .session = sequence.request.session,
           .salt = sequence.request.cache_salt,
           .token_ids = sequence.token_ids,
           .num_prompt_tokens = sequence.num_prompt_tokens,
           .num_tokens = sequence.num_tokens() + 1,
-          .compute_all = sequence.request.sampling.num_prompt_logprobs.has_value() &&
-                         sequence.num_output_tokens() == 0,
+          .max_cached_tokens = all ? 0 : max_cached_tokens,
           .num_spare_blocks = 0};
 }
 

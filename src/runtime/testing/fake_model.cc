@@ -49,6 +49,19 @@ struct FakeSequence {
   }
 };
 
+void ReportExperts(const model::ForwardBatch& batch) {
+  if (batch.expert_ids.empty()) return;
+  auto out = batch.expert_ids.begin();
+  for (int layer = 0; layer < kFakeLayers; ++layer) {
+    for (const int32_t token_id : batch.token_ids) {
+      for (int i = 0; i < kFakeExpertsPerToken; ++i) {
+        *out++ = (token_id % 100 * kFakeLayers + layer) * kFakeExpertsPerToken + i;
+      }
+    }
+  }
+  CHECK(out == batch.expert_ids.end());
+}
+
 }  // namespace
 
 kv_cache::KvLayout FakeLayout() {
@@ -106,6 +119,7 @@ void FakeModel::Forward(const model::ForwardBatch& batch, const model::KvCacheVi
     }
   }
   CHECK_EQ(row, batch.logits_rows.size());
+  ReportExperts(batch);
 }
 
 FakeModel::Script ReplyWith(

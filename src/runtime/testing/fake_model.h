@@ -18,6 +18,11 @@ namespace fathom::runtime {
 // A layout that holds what FakeModel writes, and its config.
 kv_cache::KvLayout FakeLayout();
 
+// The experts that it reports: of token t in layer l (t % 100) * 6 + l * 3 + {0, 1, 2}.
+inline constexpr int kFakeLayers = 2;
+inline constexpr int kFakeExpertsPerToken = 3;
+inline constexpr int kFakeExperts = 600;
+
 class FakeModel final : public model::DeepSeekV4 {
  public:
   // Fills the logits [vocab] that follow `token_ids`, of which the first num_prompt_tokens are the
