@@ -12,10 +12,6 @@ bool InRow(int32_t id, std::span<const float> logits) {
   return id >= 0 && static_cast<size_t>(id) < logits.size();
 }
 
-bool IsMinTokensPending(const request::SamplingParams& params, size_t num_output_tokens) {
-  return !params.ignore_eos && static_cast<int64_t>(num_output_tokens) < params.min_tokens;
-}
-
 bool HasPenalties(const request::SamplingParams& params) {
   return params.repetition_penalty != 1.0 || params.frequency_penalty != 0.0 ||
          params.presence_penalty != 0.0;
@@ -50,9 +46,7 @@ void KeepMasked(std::span<const uint32_t> mask, std::span<float> logits) {
 void RuleOutBadWords(const std::vector<std::vector<int32_t>>& bad_words,
                      std::span<const int32_t> output, std::span<float> logits) {
   for (const std::vector<int32_t>& word : bad_words) {
-    if (word.empty() || word.size() - 1 > output.size() || !InRow(word.back(), logits)) continue;
-    const auto tail = output.last(word.size() - 1);
-    if (std::equal(tail.begin(), tail.end(), word.begin())) {
+    if (CompletesBadWord(word, output) && InRow(word.back(), logits)) {
       logits[static_cast<size_t>(word.back())] = kRuledOut;
     }
   }
@@ -119,6 +113,16 @@ void ApplyPenalties(const request::SamplingParams& params, const TokenHistory& h
 }
 
 }  // namespace
+
+bool IsMinTokensPending(const request::SamplingParams& params, size_t num_output_tokens) {
+  return !params.ignore_eos && static_cast<int64_t>(num_output_tokens) < params.min_tokens;
+}
+
+bool CompletesBadWord(const std::vector<int32_t>& word, std::span<const int32_t> output) {
+  if (word.empty() || word.size() - 1 > output.size()) return false;
+  const auto tail = output.last(word.size() - 1);
+  return std::equal(tail.begin(), tail.end(), word.begin());
+}
 
 bool EditsNothing(const request::SamplingParams& params, size_t num_output_tokens) {
   return params.allowed_token_ids.empty() && params.bad_words.empty() &&

@@ -21,6 +21,11 @@ struct TokenHistory {
 // Whether EditLogits would leave the row as it is (a grammar aside).
 bool EditsNothing(const request::SamplingParams& params, size_t num_output_tokens);
 
+// Whether end and stop ids are ruled out, because the output is too short.
+bool IsMinTokensPending(const request::SamplingParams& params, size_t num_output_tokens);
+// Whether the last token of a bad word would complete it.
+bool CompletesBadWord(const std::vector<int32_t>& word, std::span<const int32_t> output);
+
 // What a request is told when nothing may follow.
 Status NoTokenLeft();
 

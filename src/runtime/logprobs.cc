@@ -14,6 +14,10 @@ constexpr double kLogprobFloor = -9999;
 
 }  // namespace
 
+Status LogitsNotFinite() {
+  return InternalError("the model's logits are not finite: this request cannot go on");
+}
+
 Status CheckLogits(std::span<const float> logits) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   bool finite = false;
@@ -24,8 +28,7 @@ Status CheckLogits(std::span<const float> logits) {
     }
     finite |= x > -kInfinity;
   }
-  if (finite) return OkStatus();
-  return InternalError("the model's logits are not finite: this request cannot go on");
+  return finite ? OkStatus() : LogitsNotFinite();
 }
 
 request::TokenLogprobs ComputeLogprobs(std::span<const float> logits, int32_t token_id,

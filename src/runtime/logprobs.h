@@ -11,7 +11,11 @@
 
 namespace fathom::runtime {
 
-// kInternal when a logit is NaN or +infinity, or none is finite: such a row is no distribution.
+// What a request is told when its logits are no distribution.
+Status LogitsNotFinite();
+
+// LogitsNotFinite when a logit is NaN or +infinity, or none is finite: such a row is no
+// distribution.
 Status CheckLogits(std::span<const float> logits);
 
 // Of a row that passes CheckLogits: the token's log-probability and rank, and the `num_top` best
