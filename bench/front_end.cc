@@ -68,6 +68,7 @@ class InstantEngine final : public engine::Engine {
   void Finish(request::RequestId, request::FinishReason) override {
     std::abort();  // no client of ours leaves
   }
+  void ResetPrefixCache() override {}
   void Drain(Duration) override {}
   engine::EngineStats Stats() const override { return {}; }
   request::RequestId NextRequestId() override { return next_id_++; }

@@ -168,6 +168,36 @@ void AddRequestLimits(std::vector<ServeFlag>* flags) {
                          SetNumber(&ServeOptions::max_queue, 1, 1 << 20, "max-queue")));
 }
 
+ServeFlag Permission(const char* name, bool ServeOptions::* member, std::string help) {
+  return Works(
+      name, "", std::move(help),
+      [=](const Values& v, ServeOptions& o) {
+        o.*member = v[0] == "true";
+        return OkStatus();
+      },
+      FlagKind::kSwitch);
+}
+
+void AddPermissions(std::vector<ServeFlag>* flags) {
+  flags->push_back(Permission(
+      "enable-return-routed-experts", &ServeOptions::allow_routed_experts,
+      "requests may ask for the experts of each token, return_routed_experts (default off: up to "
+      "1 KB a token)"));
+  flags->push_back(Works("scheduling-policy", "fcfs|priority",
+                         "whether requests may say their priority, lower first (default fcfs: "
+                         "arrival and fair shares alone)",
+                         [](const Values& v, ServeOptions& o) -> Status {
+                           RETURN_IF_ERROR(OneOf("scheduling-policy", {"fcfs", "priority"})(v, o));
+                           o.allow_priority = v[0] == "priority";
+                           return OkStatus();
+                         }));
+  flags->push_back(Permission("enable-cache-reset", &ServeOptions::allow_cache_reset,
+                              "POST /reset_prefix_cache forgets all kept prefixes (default off)"));
+  flags->push_back(Permission("isolate-api-keys", &ServeOptions::isolate_keys,
+                              "prefixes are shared between requests of one API key only, as if "
+                              "each key had a cache_salt (default off)"));
+}
+
 void AddLifeFlags(std::vector<ServeFlag>* flags) {
   flags->push_back(Works("drain-timeout", "SECONDS",
                          "after SIGTERM, how long running requests may finish (default 30)",
@@ -201,6 +231,7 @@ void AddApiFlags(std::vector<ServeFlag>* flags) {
   AddKeyFlags(flags);
   AddHttpLimits(flags);
   AddRequestLimits(flags);
+  AddPermissions(flags);
   AddLifeFlags(flags);
 }
 

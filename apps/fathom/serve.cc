@@ -63,6 +63,10 @@ api::ApiOptions MakeApiOptions(const ServeOptions& options, const ModelSession& 
   out.resumable_streams.window = std::chrono::seconds(options.resume_window_s);
   out.keep_alive_interval = std::chrono::seconds(options.keep_alive_interval_s);
   out.http_limits = options.http_limits;
+  out.allow_routed_experts = options.allow_routed_experts;
+  out.allow_priority = options.allow_priority;
+  out.allow_cache_reset = options.allow_cache_reset;
+  out.isolate_keys = options.isolate_keys;
   out.num_io_threads = options.num_io_threads;
   out.metrics_port = options.metrics_port;
   return out;
@@ -110,7 +114,11 @@ Status ServeUntilSignal(const ServeOptions& options, const ModelSession& session
       options.host != "::1") {
     LogWarning("listening on {} without --api-key: anyone who reaches it can use it", options.host);
   }
-  const api::ModelInfo info{.root = options.model.model, .special_tokens = session.special_tokens};
+  const api::ModelInfo info{.root = options.model.model,
+                            .special_tokens = session.special_tokens,
+                            .num_layers = session.config.num_layers,
+                            .num_experts = session.config.num_experts,
+                            .num_experts_per_token = session.config.num_experts_per_token};
   ASSIGN_OR_RETURN(const auto server, api::StartApiServer(std::move(api_options), engine,
                                                           *session.tokenizer, info, metrics));
   LogInfo("serving {} at http://{}:{}/v1, context {} tokens", ModelName(options), options.host,

@@ -26,6 +26,7 @@ struct ModelOptions {
   config::Numerics numerics = config::Numerics::kOfficial;
   std::optional<kv_cache::IndexKeyDType> index_dtype;  // unset: the numerics' own
   LoadFormat load_format = LoadFormat::kAuto;
+  int num_hidden_layers = 0;  // 0: the model's; fewer, the first ones, with dummy weights only
   uint64_t seed = 0;          // of dummy weights, and of requests that bring none
   int num_threads = 0;        // 0: all usable cores
   int64_t max_model_len = 0;  // 0: auto
@@ -50,6 +51,10 @@ struct ServeOptions {
   json::Value override_generation_config = json::Value::Object();
   bool use_generation_config = true;
   bool raw_special_tokens = false;
+  bool allow_routed_experts = false;
+  bool allow_priority = false;
+  bool allow_cache_reset = false;
+  bool isolate_keys = false;
   std::string speculative_method;  // empty: none asked for
   api::RequestLimits limits;
   http::Limits http_limits;

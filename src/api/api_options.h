@@ -48,6 +48,10 @@ struct ApiOptions {
   size_t replay_bytes = size_t{64} << 20;           // for answers remembered as they were sampled
   size_t response_store_bytes = size_t{256} << 20;  // for what previous_response_id may name
   ResumableStreams::Options resumable_streams;
+  bool allow_routed_experts = false;  // requests may ask for them: up to 1 KB a token
+  bool allow_priority = false;        // requests may say theirs
+  bool allow_cache_reset = false;     // POST /reset_prefix_cache
+  bool isolate_keys = false;          // prefixes are shared between requests of one API key only
   size_t prompt_history_bytes = size_t{64} << 20;  // for explain_cache
   RequestLimits limits;
   text::GrammarCompilerOptions grammar;
@@ -57,6 +61,9 @@ struct ApiOptions {
 struct ModelInfo {
   std::string root;  // where the model was loaded from, as told in /v1/models
   text::SpecialTokens special_tokens;
+  int num_layers = 0;
+  int num_experts = 0;
+  int num_experts_per_token = 0;
 };
 
 }  // namespace fathom::api

@@ -36,6 +36,7 @@ ChoiceDelta ChoiceText::Push(request::TokenEvent event) {
   num_cached_tokens_ = std::max(num_cached_tokens_, event.num_cached_tokens);
   delta.num_processed_tokens = event.num_processed_tokens;
   delta.prompt_logprobs = std::move(event.prompt_logprobs);
+  delta.routed_experts = std::move(event.routed_experts);
   for (size_t i = 0; i < event.token_ids.size() && !delta.finish; ++i) {
     const int32_t id = event.token_ids[i];
     delta.token_ids.push_back(id);

@@ -34,6 +34,7 @@ struct ChoiceDelta {
   std::vector<int32_t> token_ids;
   std::vector<request::TokenLogprobs> logprobs;         // of the tokens whose text shows
   std::vector<request::TokenLogprobs> prompt_logprobs;  // with the first event
+  std::vector<uint16_t> routed_experts;                 // request.h's, up to the last token
   std::optional<int> num_processed_tokens;  // of the prompt; such a delta has nothing else
   std::optional<ChoiceFinish> finish;
 };

@@ -9,6 +9,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "api/auth.h"
 #include "api/identifiers.h"
 
 namespace fathom::api {
@@ -140,19 +141,35 @@ void ReadStreaming(FieldReader* fields, GenerationParams* params) {
   if (!reader.ok()) fields->Fail("stream_options", "stream_options." + reader.error()->message);
 }
 
-void ReadScope(FieldReader* fields, GenerationParams* params) {
-  if (const auto salt = fields->String("cache_salt")) {
-    params->cache_salt = SanitizeClientId(*salt);
-    if (params->cache_salt.empty()) {
-      fields->Fail("cache_salt",
-                   "cache_salt must be 1 to 128 characters of A-Z, a-z, 0-9 and . _ : -");
-    }
-  }
-  params->session = SanitizeClientId(fields->String("user").value_or(""));
+void ReadScope(FieldReader* fields, const ServerContext& context, GenerationParams* params) {
+  params->cache_salt = ReadCacheSalt(fields);
+  const std::string user = fields->String("user").value_or("");
+  params->session = SanitizeClientId(fields->String("session_id").value_or(user));
   params->client_request_id = SanitizeClientId(fields->String("request_id").value_or(""));
-  if (fields->Integer("priority", std::numeric_limits<int32_t>::min(), kMaxInt).value_or(0) != 0) {
+  const int64_t priority =
+      fields->Integer("priority", std::numeric_limits<int32_t>::min(), kMaxInt).value_or(0);
+  params->priority = static_cast<int>(priority);
+  if (priority != 0 && !context.options.allow_priority) {
     fields->Fail("priority",
-                 "priority needs a server with priority scheduling, which this one has not");
+                 "priority needs a server that was started with --scheduling-policy priority");
+  }
+}
+
+void ReadRoutedExperts(FieldReader* fields, const ServerContext& context,
+                       GenerationParams* params) {
+  // vLLM's name, and SGLang's.
+  const auto start = fields->Integer("routed_experts_prompt_start", 0, kMaxInt);
+  const auto start_len = fields->Integer("routed_experts_start_len", 0, kMaxInt);
+  if (!fields->Bool("return_routed_experts").value_or(false)) return;
+  params->routed_experts_start = static_cast<int32_t>(start.value_or(start_len.value_or(0)));
+  if (!context.options.allow_routed_experts) {
+    fields->Fail("return_routed_experts",
+                 "return_routed_experts needs a server that was started with "
+                 "--enable-return-routed-experts");
+  }
+  if (params->stream) {
+    fields->Fail("return_routed_experts",
+                 "return_routed_experts is not allowed when stream is true");
   }
 }
 
@@ -189,8 +206,23 @@ GenerationParams ReadGenerationParams(FieldReader* fields, const ServerContext& 
     fields->Fail("prompt_logprobs", "prompt_logprobs is not allowed when stream is true");
   }
   if (prompt_logprobs) params.sampling.num_prompt_logprobs = static_cast<int>(*prompt_logprobs);
-  ReadScope(fields, &params);
+  ReadRoutedExperts(fields, context, &params);
+  ReadScope(fields, context, &params);
   return params;
+}
+
+std::string ReadCacheSalt(FieldReader* fields) {
+  constexpr size_t kMaxBytes = 1024;
+  const std::optional<std::string> salt = fields->String("cache_salt");
+  if (salt && (salt->empty() || salt->size() > kMaxBytes))
+    fields->Fail("cache_salt", fmt::format("cache_salt must be 1 to {} bytes", kMaxBytes));
+  return salt.value_or("");
+}
+
+void BindToCaller(const http::Request& request, const ServerContext& context,
+                  GenerationParams* params) {
+  if (!params->session.empty()) params->session = CallerScope(request, params->session);
+  if (context.options.isolate_keys) params->cache_salt = CallerScope(request, params->cache_salt);
 }
 
 Parsed<std::string> ReadModelName(FieldReader* fields, const ServerContext& context) {

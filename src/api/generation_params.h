@@ -9,6 +9,7 @@
 
 #include "api/field_reader.h"
 #include "api/server_context.h"
+#include "http/message.h"
 #include "request/sampling_params.h"
 
 namespace fathom::api {
@@ -32,12 +33,23 @@ struct GenerationParams {
   bool return_token_ids = false;
   bool return_tokens_as_token_ids = false;
 
+  std::optional<int32_t> routed_experts_start;  // set: they are asked for, from this token on
+
   std::string client_request_id;
   std::string cache_salt;
   std::string session;
+  int priority = 0;
 };
 
 GenerationParams ReadGenerationParams(FieldReader* fields, const ServerContext& context);
+
+// The salt of a request's prefixes: any text of 1 to 1024 bytes. Empty when there is none.
+std::string ReadCacheSalt(FieldReader* fields);
+
+// Nobody else's session has the same name, and with `isolate_keys` nobody else's prefixes are
+// found.
+void BindToCaller(const http::Request& request, const ServerContext& context,
+                  GenerationParams* params);
 
 // 404 model_not_found unless the request names a served model or none. The name to answer with.
 Parsed<std::string> ReadModelName(FieldReader* fields, const ServerContext& context);

@@ -269,6 +269,7 @@ void OpenAiServer::RouteOpenAi() {
   RouteGeneration("/v1/responses", responses::HandleCreate);
   Route("GET", "/v1/responses/*", responses::HandleGet);
   Route("DELETE", "/v1/responses/*", responses::HandleDelete);
+  Route("POST", "/reset_prefix_cache", openai::HandleResetPrefixCache);
   Route("POST", "/tokenize", openai::HandleTokenize);
   Route("POST", "/detokenize", openai::HandleDetokenize);
 }

@@ -286,12 +286,15 @@ TEST(Chat, ContinuesAPrefixWithoutThinking) {
 }
 
 TEST(Chat, PassesSamplingOn) {
-  ApiTestServer test;
+  ApiOptions options;
+  options.allow_priority = options.allow_routed_experts = true;
+  ApiTestServer test("x", options);
   const int32_t last = TestTokenizer().vocab_size() - 1;
   const Reply reply = test.Chat(
       R"(,"temperature":0.5,"top_p":0.25,"top_k":-1,"min_p":0.125,"presence_penalty":-1,"frequency_penalty":2,)"
       R"("repetition_penalty":1.5,"max_tokens":5,"max_completion_tokens":3,"min_tokens":2,"ignore_eos":true,)"
-      R"("stop_token_ids":[5],"allowed_token_ids":[6,7],"seed":-1,"cache_salt":"s","bad_words":["a"],)"
+      R"("stop_token_ids":[5],"allowed_token_ids":[6,7],"seed":-1,"cache_salt":"s/+ =","bad_words":["a"],"priority":-5,)"
+      R"("return_routed_experts":true,"routed_experts_prompt_start":1,)"
       R"("unknown_field":{"x":1},"stop":null,"logit_bias":{")" +
       std::to_string(last) + R"(":-100})");
   ASSERT_EQ(reply.status, 200) << reply.body;
@@ -312,7 +315,9 @@ TEST(Chat, PassesSamplingOn) {
   EXPECT_EQ(sampling.seed, ~uint64_t{0});
   EXPECT_EQ(sampling.bad_words.size(), 2u);
   EXPECT_EQ(sampling.logit_bias, (std::vector<std::pair<int32_t, float>>{{last, -100.0f}}));
-  EXPECT_EQ(request.cache_salt, "s");
+  EXPECT_EQ(request.cache_salt, "s/+ =");
+  EXPECT_EQ(request.priority, -5);
+  EXPECT_EQ(request.routed_experts_start, 1);
 }
 
 TEST(Chat, ShowsToolsToTheModel) {
@@ -432,6 +437,9 @@ TEST(Chat, RefusesBadFields) {
       {R"(,"allowed_token_ids":[-1])", "allowed_token_ids", nullptr},
       {R"(,"cache_salt":"")", "cache_salt", nullptr},
       {R"(,"priority":5)", "priority", nullptr},
+      {R"(,"return_routed_experts":true)", "return_routed_experts",
+       "return_routed_experts needs a server that was started with "
+       "--enable-return-routed-experts"},
       {R"(,"chat_template":"x")", "chat_template", nullptr},
       {R"(,"continue_final_message":true,"add_generation_prompt":true)", "continue_final_message",
        nullptr},

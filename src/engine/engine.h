@@ -39,6 +39,10 @@ class Engine {
   // cancels.
   virtual void Drain(Duration timeout) = 0;
 
+  // Forgets all kept prefixes that no running request uses, in every tier. What is submitted after
+  // this finds none.
+  virtual void ResetPrefixCache() = 0;
+
   virtual EngineStats Stats() const = 0;
   virtual request::RequestId NextRequestId() = 0;
   // The longest prompt plus output that one sequence may have.

@@ -32,8 +32,8 @@ EngineLoop::EngineLoop(const EngineLoopOptions& options,
                        const Clock& clock)
     : options_(options),
       clock_(clock),
-      // A live request is submitted once and ended at most once.
-      commands_(static_cast<size_t>(options.max_live_requests) * 2),
+      // A live request is submitted once and ended at most once; and one reset.
+      commands_(static_cast<size_t>(options.max_live_requests) * 2 + 1),
       metrics_(metrics, options.model_name, scheduler_options.max_model_len),
       scheduler_(scheduler_options),
       worker_(std::move(runner)),
@@ -83,6 +83,12 @@ void EngineLoop::Drain(Duration timeout) {
   for (const RequestId id : ids) Cancel(id);
   lock.lock();
   drained_.wait(lock, is_drained);
+}
+
+void EngineLoop::ResetPrefixCache() {
+  std::lock_guard lock(mutex_);
+  if (std::exchange(cache_reset_, true)) return;
+  CHECK(commands_.TryPush(CacheReset{}));
 }
 
 EngineStats EngineLoop::Stats() const {
@@ -149,6 +155,12 @@ void EngineLoop::Handle(Command command) {
     // Unknown: it has finished, and its last event is on its way.
     if (!scheduler_.Cancel(ending->id)) return;
     AddOutput({.request_id = ending->id, .event = LastEvent(ending->reason)});
+    return;
+  }
+  if (std::holds_alternative<CacheReset>(command)) {
+    scheduler_.ClearCache();
+    std::lock_guard lock(mutex_);
+    cache_reset_ = false;
     return;
   }
   auto& submission = std::get<Submission>(command);

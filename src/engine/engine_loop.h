@@ -41,6 +41,7 @@ class EngineLoop final : public Engine {
   Status Submit(request::Request request, std::shared_ptr<request::TokenSink> sink) override;
   void Finish(request::RequestId id, request::FinishReason reason) override;
   void Drain(Duration timeout) override;
+  void ResetPrefixCache() override;
   EngineStats Stats() const override;
   request::RequestId NextRequestId() override { return next_request_id_.fetch_add(1); }
   int64_t max_model_len() const override { return scheduler_.max_model_len(); }
@@ -54,7 +55,8 @@ class EngineLoop final : public Engine {
     request::RequestId id;
     request::FinishReason reason;
   };
-  using Command = std::variant<Submission, Ending>;
+  struct CacheReset {};
+  using Command = std::variant<Submission, Ending, CacheReset>;
   // A request on the loop's thread.
   struct Active {
     std::shared_ptr<request::TokenSink> sink;
@@ -90,6 +92,7 @@ class EngineLoop final : public Engine {
   std::condition_variable drained_;
   std::unordered_map<request::RequestId, bool> live_;  // guarded; whether an ending is on its way
   bool draining_ = false;                              // guarded
+  bool cache_reset_ = false;                           // guarded; one is on its way
   EngineStats stats_;                                  // guarded
 
   // The loop's thread alone.

@@ -1,6 +1,5 @@
 import pytest
 from anthropic import Anthropic
-from anthropic import Anthropic
 from openai import OpenAI
 
 from http_client import HttpClient
@@ -48,11 +47,6 @@ def scripted_http(scripted) -> HttpClient:
 @pytest.fixture(scope="session")
 def scripted_openai(scripted) -> OpenAI:
     return OpenAI(base_url=scripted.url + "/v1", api_key="none", max_retries=0, timeout=60)
-
-
-@pytest.fixture(scope="session")
-def scripted_anthropic(scripted) -> Anthropic:
-    return Anthropic(base_url=scripted.url, api_key="none", max_retries=0, timeout=60)
 
 
 @pytest.fixture(scope="session")

@@ -121,6 +121,51 @@ def test_structured_outputs_hold_chats_and_completions(client, model, fields, pa
     assert re.fullmatch(pattern, answer.choices[0].text)
 
 
+@pytest.mark.parametrize("thinking", ["disabled", "enabled"])
+def test_choices_that_are_streamed_follow_the_form_each_for_itself(client, model, thinking):
+    schema = {"type": "object", "required": ["n", "s"], "additionalProperties": False,
+              "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9999}, "s": {"enum": ["a", "bc"]}}}
+    contents = ["", "", "", ""]
+    stream = client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": "Any values."}], n=4, stream=True, temperature=1.4, seed=3,
+        max_tokens=600, extra_body={"thinking": {"type": thinking}},
+        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    finished = []
+    for chunk in stream:
+        for choice in chunk.choices:
+            contents[choice.index] += choice.delta.content or ""
+            finished += [choice.finish_reason] if choice.finish_reason else []
+    assert finished == ["stop"] * 4
+    for content in contents:
+        assert fits(json.loads(content), schema), content
+    assert len(set(contents)) > 1
+
+
+@pytest.mark.parametrize("thinking", ["disabled", "enabled"])
+def test_required_calls_that_are_streamed_are_legal_in_every_choice(client, model, thinking):
+    calls = [{}, {}, {}]
+    stream = client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": "Weather in Rome and Oslo."}], n=3, stream=True,
+        temperature=1.2, seed=5, max_tokens=600, tools=TOOLS, tool_choice="required",
+        extra_body={"thinking": {"type": thinking}})
+    finished = []
+    for chunk in stream:
+        for choice in chunk.choices:
+            for part in choice.delta.tool_calls or []:
+                call = calls[choice.index].setdefault(part.index, ["", ""])
+                call[0] += part.function.name or ""
+                call[1] += part.function.arguments or ""
+            assert not choice.delta.content
+            finished += [choice.finish_reason] if choice.finish_reason else []
+    assert finished == ["tool_calls"] * 3
+    for choice in calls:
+        assert choice
+        for name, arguments in choice.values():
+            arguments = json.loads(arguments)
+            assert name in ("weather", "clock") and set(arguments) <= {"city", "days", "unit"}
+            assert isinstance(arguments["city"], str) and isinstance(arguments["days"], int)
+
+
 @pytest.mark.parametrize("fields,words", [
     ({"structured_outputs": {"regex": "*abc"}}, "cannot be compiled"),
     ({"structured_outputs": {"regex": "(" * 100 + "a" + ")" * 100}}, "nest at most 64"),

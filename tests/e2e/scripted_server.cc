@@ -129,6 +129,7 @@ class PromptedEngine final : public engine::Engine {
     engine_->Finish(id, reason);
   }
   void Drain(Duration timeout) override { engine_->Drain(timeout); }
+  void ResetPrefixCache() override { engine_->ResetPrefixCache(); }
   engine::EngineStats Stats() const override { return engine_->Stats(); }
   request::RequestId NextRequestId() override { return engine_->NextRequestId(); }
   int64_t max_model_len() const override { return engine_->max_model_len(); }
@@ -183,6 +184,9 @@ Status Run(const std::vector<std::string>& args) {
   ModelSession session;
   session.folder = options.model.model;
   ASSIGN_OR_RETURN(session.config, checkpoint::LoadModelConfig(session.folder));
+  session.config.num_layers = runtime::kFakeLayers;
+  session.config.num_experts = runtime::kFakeExperts;
+  session.config.num_experts_per_token = runtime::kFakeExpertsPerToken;
   ASSIGN_OR_RETURN(session.tokenizer, text::Tokenizer::Load(session.folder + "/tokenizer.json"));
   ASSIGN_OR_RETURN(session.special_tokens, text::SpecialTokens::Find(*session.tokenizer));
   const auto device = device::MakeCpuDevice(1);
@@ -198,6 +202,8 @@ Status Run(const std::vector<std::string>& args) {
   engine_options.model_name = ModelName(options);
   engine_options.vocab_size = session.config.vocab_size;
   engine_options.eos_token_ids = {eos};
+  engine_options.num_layers = runtime::kFakeLayers;
+  engine_options.num_experts_per_token = runtime::kFakeExpertsPerToken;
   engine_options.limits = {.max_batched_tokens = options.model.max_num_batched_tokens,
                            .max_num_seqs = options.model.max_num_seqs,
                            .max_model_len = options.model.max_model_len != 0

@@ -55,7 +55,7 @@ GenerationParams ReadParams(FieldReader* fields, const ServerContext& context,
   if (top_k) sampling.top_k = static_cast<int>(std::max<int64_t>(*top_k, 0));
   params.stop = ReadStopSequences(fields, context.options.limits);
   params.stream = fields->Bool("stream").value_or(false);
-  if (const auto salt = fields->String("cache_salt")) params.cache_salt = SanitizeClientId(*salt);
+  params.cache_salt = ReadCacheSalt(fields);
   // A model that begins another turn by itself has ended its own.
   const text::SpecialTokens& special = context.model.special_tokens;
   sampling.stop_token_ids = {special.user, special.assistant};
@@ -131,6 +131,7 @@ Parsed<MessagesRequest> ParseMessagesRequest(const http::Request& http_request, 
   request.params = ReadParams(&fields, context, needs_max_tokens);
   request.params.session = SessionOf(http_request, body);
   request.replay_scope = CallerScope(http_request, request.params.cache_salt);
+  BindToCaller(http_request, context, &request.params);
   Conversation& conversation = request.conversation;
   conversation.thinking = ReadThinkingChoice(&fields, context, &request.omits_thinking);
   request.tool_use = ReadTools(&fields, context.options.limits);

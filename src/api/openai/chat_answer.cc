@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "api/identifiers.h"
+#include "api/openai/routed_experts.h"
 
 namespace fathom::api::openai {
 namespace {
@@ -174,6 +175,8 @@ void ChatWholeAnswer::OnDelta(size_t choice_idx, const ChoiceText& text, ChoiceD
   for (Value& entry : format_.ChatEntries(delta.logprobs))
     choice.logprobs.push_back(std::move(entry));
   choice.token_ids.insert(choice.token_ids.end(), delta.token_ids.begin(), delta.token_ids.end());
+  choice.routed_experts.insert(choice.routed_experts.end(), delta.routed_experts.begin(),
+                               delta.routed_experts.end());
   if (!delta.prompt_logprobs.empty())
     prompt_logprobs_ = format_.PromptLogprobs(delta.prompt_logprobs);
   if (!delta.finish) return;
@@ -209,6 +212,14 @@ Value ChatWholeAnswer::ChoiceJson(size_t choice_idx) const {
        {"finish_reason", Text(FinishReasonText(choice.finish))},
        {"stop_reason", StopReason(choice.finish, OwnStopIds(context_))}});
   if (spec_.params.return_token_ids) json.Set("token_ids", IntegerArray(choice.token_ids));
+  if (spec_.params.routed_experts_start) {
+    const size_t num_run = spec_.prompt_ids.size() + choice.token_ids.size() - 1;
+    json.Set(
+        "routed_experts",
+        Value::String(EncodeRoutedExperts(
+            choice.routed_experts,
+            static_cast<int64_t>(num_run) - *spec_.params.routed_experts_start, context_.model)));
+  }
   return json;
 }
 

@@ -73,6 +73,7 @@ class ChatWholeAnswer final : public GenerationListener {
     text::OutputMessage message = {};
     std::vector<json::Value> logprobs = {};
     std::vector<int32_t> token_ids = {};
+    std::vector<uint16_t> routed_experts = {};
     std::vector<std::string> call_ids = {};
     ChoiceFinish finish = {};
     ReplayRecorder recorder;

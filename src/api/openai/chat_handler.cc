@@ -33,6 +33,7 @@ Parsed<PreparedChat> PrepareChat(const ServerContext& context, const http::Reque
   Parsed<ChatRequest> request = ParseChatRequest(*body, context);
   if (!request.ok()) return request.error();
   std::string replay_scope = CallerScope(http_request, request->params.cache_salt);
+  BindToCaller(http_request, context, &request->params);
   Parsed<std::vector<int32_t>> prompt = EncodePrompt(*request, context, replay_scope);
   if (!prompt.ok()) return prompt.error();
   const Parsed<int> max_tokens =

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "api/openai/routed_experts.h"
+
 namespace fathom::api::openai {
 namespace {
 
@@ -37,6 +39,7 @@ CompletionAnswer::CompletionAnswer(const ServerContext& context, Envelope envelo
                         .token_ids = {},
                         .logprobs = CompletionLogprobs(format_, num_top),
                         .prompt_logprobs = {},
+                        .routed_experts = {},
                         .finish = {}});
   }
 }
@@ -91,6 +94,8 @@ void CompletionAnswer::OnDelta(size_t choice_idx, const ChoiceText& text, Choice
   for (const text::OutputEvent& event : delta.events) choice.text += event.text;
   choice.token_ids.insert(choice.token_ids.end(), delta.token_ids.begin(), delta.token_ids.end());
   for (const request::TokenLogprobs& token : delta.logprobs) choice.logprobs.Add(token);
+  choice.routed_experts.insert(choice.routed_experts.end(), delta.routed_experts.begin(),
+                               delta.routed_experts.end());
   if (delta.finish) {
     choice.finish = *delta.finish;
     ++num_finished_;
@@ -113,7 +118,13 @@ void CompletionAnswer::OnDelta(size_t choice_idx, const ChoiceText& text, Choice
 void CompletionAnswer::SendWhole() {
   std::vector<Value> choices;
   for (size_t i = 0; i < choices_.size(); ++i) {
+    const size_t num_run = PromptOf(i).token_ids.size() + choices_[i].token_ids.size() - 1;
     Value json = TakeChoice(i, true);
+    if (const auto start = request_.params.routed_experts_start) {
+      json.Set("routed_experts", Value::String(EncodeRoutedExperts(
+                                     choices_[i].routed_experts,
+                                     static_cast<int64_t>(num_run) - *start, context_.model)));
+    }
     if (request_.params.sampling.num_prompt_logprobs) {
       json.Set("prompt_logprobs", std::move(choices_[i].prompt_logprobs));
     }

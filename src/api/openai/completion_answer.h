@@ -33,6 +33,7 @@ class CompletionAnswer final : public GenerationListener {
     std::vector<int32_t> token_ids;  // since the last chunk
     CompletionLogprobs logprobs;
     json::Value prompt_logprobs;
+    std::vector<uint16_t> routed_experts;
     ChoiceFinish finish;
   };
   const CompletionPrompt& PromptOf(size_t choice_idx) const;

@@ -63,6 +63,7 @@ void HandleCompletions(const ServerContext& context, const http::Request& reques
   if (!body.ok()) return writer->Send(ErrorResponse(body.error()));
   Parsed<CompletionRequest> parsed = ParseCompletionRequest(*body, context);
   if (!parsed.ok()) return writer->Send(ErrorResponse(parsed.error()));
+  BindToCaller(request, context, &parsed->params);
   const auto completion = std::make_shared<CompletionRequest>(*std::move(parsed));
   PrepareGrammar(context, completion->rules, false, writer,
                  [&context, completion, writer](const Parsed<GrammarPtr>& grammar) {

@@ -38,6 +38,8 @@ Generation::Choice MakeChoice(const ServerContext& context, const GenerationPara
   request.sampling.seed = SeedOf(context, params, request.id, choice_idx);
   request.session = params.session;
   request.cache_salt = params.cache_salt;
+  request.priority = params.priority;
+  request.routed_experts_start = params.routed_experts_start;
   request.report_progress = params.return_progress;
   request.arrival = std::chrono::steady_clock::now();
   ChoiceText text(

@@ -22,4 +22,8 @@ void HandleTokenize(const ServerContext& context, const http::Request& request,
 void HandleDetokenize(const ServerContext& context, const http::Request& request,
                       const Writer& writer);
 
+// vLLM's; 403 unless the server allows it.
+void HandleResetPrefixCache(const ServerContext& context, const http::Request& request,
+                            const Writer& writer);
+
 }  // namespace fathom::api::openai

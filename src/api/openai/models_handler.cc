@@ -44,4 +44,18 @@ void HandleModel(const ServerContext& context, const http::Request& request, con
                      .code = "model_not_found"}));
 }
 
+void HandleResetPrefixCache(const ServerContext& context, const http::Request&,
+                            const Writer& writer) {
+  if (!context.options.allow_cache_reset) {
+    return writer->Send(
+        ErrorResponse({.status = 403,
+                       .message = "The prefix cache can be reset on a server that was started with "
+                                  "--enable-cache-reset.",
+                       .param = "",
+                       .code = "not_allowed"}));
+  }
+  context.engine.ResetPrefixCache();
+  writer->Send({.headers = {}, .body = ""});
+}
+
 }  // namespace fathom::api::openai

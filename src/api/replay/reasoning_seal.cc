@@ -7,6 +7,7 @@
 
 #include <memory>
 
+#include "api/base64.h"
 #include "base/check.h"
 
 namespace fathom::api {
@@ -51,25 +52,6 @@ std::string Mac(std::string_view key, char purpose, std::string_view scope, std:
 
 bool AreEqual(std::string_view a, std::string_view b) {
   return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
-}
-
-std::string Base64(std::string_view bytes) {
-  std::string out(4 * ((bytes.size() + 2) / 3) + 1, '\0');
-  const int size = EVP_EncodeBlock(Bytes(&out), Bytes(bytes), static_cast<int>(bytes.size()));
-  out.resize(static_cast<size_t>(size));
-  return out;
-}
-
-// Nothing if it is no base64.
-std::optional<std::string> FromBase64(std::string_view text) {
-  if (text.empty() || text.size() % 4 != 0 || text.size() > 2 * kMaxSealedBytes)
-    return std::nullopt;
-  std::string out(text.size() / 4 * 3, '\0');
-  const int size = EVP_DecodeBlock(Bytes(&out), Bytes(text), static_cast<int>(text.size()));
-  if (size < 0) return std::nullopt;
-  size_t padding = text.ends_with("==") ? 2 : text.ends_with('=') ? 1 : 0;
-  out.resize(static_cast<size_t>(size) - padding);
-  return out;
 }
 
 using Cipher = std::unique_ptr<EVP_CIPHER_CTX, decltype(&EVP_CIPHER_CTX_free)>;
@@ -138,6 +120,7 @@ std::string ReasoningSeal::Seal(std::string_view scope, const Sealed& sealed) co
 
 std::optional<ReasoningSeal::Sealed> ReasoningSeal::Open(std::string_view scope,
                                                          std::string_view token) const {
+  if (token.size() > 2 * kMaxSealedBytes) return std::nullopt;
   std::optional<std::string> bytes = FromBase64(token);
   constexpr size_t kHeadBytes = 1 + kNonceBytes + kTagBytes;
   if (!bytes || bytes->size() < kHeadBytes + kIdBytes || bytes->front() != kVersion)

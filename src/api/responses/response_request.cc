@@ -38,7 +38,7 @@ GenerationParams ReadParams(FieldReader* fields, const ServerContext& context) {
   params.max_tokens = fields->Integer("max_output_tokens", 1, kMaxInt);
   params.stream = fields->Bool("stream").value_or(false);
   params.session = SanitizeClientId(fields->String("prompt_cache_key").value_or(""));
-  if (const auto salt = fields->String("cache_salt")) params.cache_salt = SanitizeClientId(*salt);
+  params.cache_salt = ReadCacheSalt(fields);
   // A model that begins another turn by itself has ended its own.
   const text::SpecialTokens& special = context.model.special_tokens;
   sampling.stop_token_ids = {special.user, special.assistant};
@@ -122,6 +122,7 @@ Parsed<ResponseRequest> ParseResponseRequest(const http::Request& http_request, 
   RefuseUnserved(&fields);
   request.params = ReadParams(&fields, context);
   request.scope = CallerScope(http_request, request.params.cache_salt);
+  BindToCaller(http_request, context, &request.params);
   request.conversation.thinking = ReadThinkingChoice(&fields, context, &request.wants_summary);
   request.tool_use = ReadTools(&fields, context.options.limits);
   request.conversation.tools = request.tool_use.tools;
