@@ -7,6 +7,7 @@
 #include <cmath>
 #include <compare>
 #include <map>
+#include <numeric>
 #include <vector>
 
 #include "base/check.h"
@@ -125,7 +126,9 @@ class CudaModel final : public DeepSeekV4 {
     int num_tokens, max_blocks, max_window_pages;
     bool any_index_scoring;
     const void* logits;
-    const void* cache;
+    const void* blocks;
+    const void* window_pages;
+    const void* state_slots;
     auto operator<=>(const GraphKey&) const = default;
   };
 
@@ -141,7 +144,8 @@ class CudaModel final : public DeepSeekV4 {
   // Runs a decode step as a graph, captured when a step of its size is first seen.
   void Replay(const CudaStep& step) {
     const GraphKey key{step.batch.num_tokens,  step.batch.max_blocks, step.batch.max_window_pages,
-                       step.any_index_scoring, step.logits,           step.kv.blocks};
+                       step.any_index_scoring, step.logits,           step.kv.blocks,
+                       step.kv.window_pages,   step.kv.state_slots};
     auto* const stream = static_cast<cudaStream_t>(step.stream->native_handle());
     cudaGraphExec_t& graph = graphs_[key];
     if (graph == nullptr) {
@@ -448,6 +452,7 @@ class CudaModel final : public DeepSeekV4 {
                                           .counts = ws_->num_selected},
            *step.stream);
     if (step.recorder == nullptr) return;
+    ForceIndex(step, layer);
     const auto tokens = static_cast<size_t>(step.batch.num_tokens);
     const auto counts = Fetch(ws_->num_selected, tokens, *step.stream);
     const auto topk = static_cast<size_t>(c_.index_topk);
@@ -456,6 +461,35 @@ class CudaModel final : public DeepSeekV4 {
       step.recorder->OnIndex(layer, static_cast<int>(t),
                              {selected.data() + t * topk, static_cast<size_t>(counts[t])});
     }
+  }
+
+  void ForceIndex(const CudaStep& step, int layer) {
+    const std::span<const int32_t> forced = step.recorder->ForcedIndex(layer);
+    if (forced.empty()) return;
+    const auto topk = static_cast<size_t>(c_.index_topk);
+    CHECK_EQ(forced.size(), static_cast<size_t>(step.batch.num_tokens) * topk);
+    std::vector<int32_t> counts;
+    for (size_t begin = 0; begin < forced.size(); begin += topk) {
+      const auto row = forced.subspan(begin, topk);
+      counts.push_back(static_cast<int32_t>(std::find(row.begin(), row.end(), -1) - row.begin()));
+    }
+    Send(ws_->selected, forced, *step.stream);
+    Send(ws_->num_selected, counts, *step.stream);
+  }
+
+  // Forced experts are a hash layer's table: token t of the step is its row t. The index
+  // selection's memory is free by now.
+  void ForceRouting(const CudaStep& step, int layer, kernels::CudaMoeRouteParams& route) {
+    const std::span<const int32_t> forced = step.recorder->ForcedRouting(layer);
+    if (forced.empty()) return;
+    CHECK_EQ(forced.size(), static_cast<size_t>(route.num_tokens * route.num_chosen));
+    std::vector<int32_t> rows(static_cast<size_t>(route.num_tokens));
+    std::iota(rows.begin(), rows.end(), 0);
+    Send(ws_->num_selected, rows, *step.stream);
+    Send(ws_->selected, forced, *step.stream);
+    route.bias = nullptr;
+    route.tid2eid = ws_->selected;
+    route.token_ids = ws_->num_selected;
   }
 
   void OutputProducts(const CudaStep& step, const CudaBlockWeights& w) {
@@ -497,22 +531,23 @@ class CudaModel final : public DeepSeekV4 {
                         .y_fp8 = {}};
     Launch(gate, *step.stream);
     const kernels::Fp8Tiles gathered{ws_->gathered, ws_->gathered_scales, ws_->pair_rows / 8};
-    Launch(kernels::CudaMoeRouteParams{.logits = ws_->router_logits,
-                                       .num_tokens = tokens,
-                                       .num_experts = c_.num_experts,
-                                       .num_chosen = c_.num_experts_per_token,
-                                       .bias = w.bias,
-                                       .tid2eid = w.tid2eid,
-                                       .token_ids = step.token_ids,
-                                       .token_seq = step.batch.token_seq,
-                                       .scaling = static_cast<float>(c_.routed_scaling_factor),
-                                       .expert_ids = ExpertIds(step, layer),
-                                       .weights = ws_->expert_weights,
-                                       .plan = ws_->plan,
-                                       .hidden = c_.hidden_size,
-                                       .x = HFp8(step),
-                                       .gathered = gathered},
-           *step.stream);
+    kernels::CudaMoeRouteParams route{.logits = ws_->router_logits,
+                                      .num_tokens = tokens,
+                                      .num_experts = c_.num_experts,
+                                      .num_chosen = c_.num_experts_per_token,
+                                      .bias = w.bias,
+                                      .tid2eid = w.tid2eid,
+                                      .token_ids = step.token_ids,
+                                      .token_seq = step.batch.token_seq,
+                                      .scaling = static_cast<float>(c_.routed_scaling_factor),
+                                      .expert_ids = ExpertIds(step, layer),
+                                      .weights = ws_->expert_weights,
+                                      .plan = ws_->plan,
+                                      .hidden = c_.hidden_size,
+                                      .x = HFp8(step),
+                                      .gathered = gathered};
+    if (step.recorder != nullptr) ForceRouting(step, layer, route);
+    Launch(route, *step.stream);
     RecordRouting(step, layer);
     Launch(kernels::CudaExpertParams{.num_tokens = tokens,
                                      .hidden = c_.hidden_size,
@@ -563,6 +598,11 @@ class CudaModel final : public DeepSeekV4 {
     Check(stream.Copy(values.data(), from, static_cast<int64_t>(count * sizeof(U))));
     Check(stream.Synchronize());
     return values;
+  }
+
+  static void Send(int32_t* to, std::span<const int32_t> values, device::Stream& stream) {
+    Check(stream.Copy(to, values.data(), static_cast<int64_t>(values.size_bytes())));
+    Check(stream.Synchronize());
   }
 
   void RecordRouting(const CudaStep& step, int layer) {

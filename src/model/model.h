@@ -58,6 +58,11 @@ struct ChoiceRecorder {
   virtual void OnIndex(int layer, int token_row, std::span<const int32_t> entries) = 0;
   // The residual streams after the layer: [tokens, hc_mult, hidden] of the activation type.
   virtual void OnStreams(int /*layer*/, std::span<const std::byte> /*streams*/) {}
+  // Choices to take instead of the model's own, [T, experts per token] and [T, index_topk] (padded
+  // with -1), ascending; empty: its own. Asked of on a GPU only: a CPU chooses the same whatever
+  // the chunk.
+  virtual std::span<const int32_t> ForcedRouting(int /*layer*/) { return {}; }
+  virtual std::span<const int32_t> ForcedIndex(int /*layer*/) { return {}; }
 };
 
 struct ModelLimits {

@@ -1,10 +1,28 @@
 #include "runtime/kv_cache.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace fathom::runtime {
 
 using request::KvCopy;
+
+namespace {
+
+// [i] = i * kBlockTokens: what LoadSnapshot writes is copied from here, in stream order.
+Result<device::Buffer> MakeBoundaries(int64_t count, device::Device& device) {
+  std::vector<int32_t> boundaries(static_cast<size_t>(count));
+  for (size_t i = 0; i < boundaries.size(); ++i) {
+    boundaries[i] = static_cast<int32_t>(i) * kv_cache::kBlockTokens;
+  }
+  ASSIGN_OR_RETURN(device::Buffer buffer, device.Allocate(count * int64_t{sizeof(int32_t)}));
+  ASSIGN_OR_RETURN(const auto stream, device.MakeStream());
+  RETURN_IF_ERROR(stream->Copy(buffer.data(), boundaries.data(), buffer.bytes()));
+  RETURN_IF_ERROR(stream->Synchronize());
+  return buffer;
+}
+
+}  // namespace
 
 Result<KvCache> KvCache::Make(const kv_cache::KvLayout& layout, const kv_cache::PoolSizes& sizes,
                               device::Device& device, const HostPoolSizes& host) {
@@ -17,6 +35,8 @@ Result<KvCache> KvCache::Make(const kv_cache::KvLayout& layout, const kv_cache::
   ASSIGN_OR_RETURN(cache.state_slots_,
                    device.Allocate(sizes.num_state_slots * layout.state.slot_bytes));
   ASSIGN_OR_RETURN(cache.snapshots_, device.Allocate(sizes.num_snapshots * layout.snapshot.bytes));
+  // No sequence has a boundary beyond the blocks that there are.
+  ASSIGN_OR_RETURN(cache.boundaries_, MakeBoundaries(int64_t{sizes.num_blocks} + 1, device));
   ASSIGN_OR_RETURN(cache.host_blocks_, device.AllocateHost(host.num_blocks * layout.block_bytes));
   ASSIGN_OR_RETURN(cache.host_snapshots_,
                    device.AllocateHost(host.num_snapshots * host.snapshot_bytes));
@@ -86,9 +106,10 @@ Status KvCache::LoadSnapshot(const std::byte* from, std::byte* slot, int32_t pos
   for (const kv_cache::SnapshotLayout::Range& range : layout_.snapshot.ranges) {
     RETURN_IF_ERROR(stream.Copy(slot + range.slot_offset, from + range.offset, range.bytes));
   }
-  // A few bytes of pageable memory are read before Copy returns.
+  const std::byte* boundary =
+      boundaries_.data() + position / kv_cache::kBlockTokens * int64_t{sizeof(position)};
   for (const int64_t offset : layout_.snapshot.merged_ends) {
-    RETURN_IF_ERROR(stream.Copy(slot + offset, &position, sizeof(position)));
+    RETURN_IF_ERROR(stream.Copy(slot + offset, boundary, sizeof(position)));
   }
   return OkStatus();
 }

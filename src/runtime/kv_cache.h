@@ -51,7 +51,7 @@ class KvCache {
 
   kv_cache::KvLayout layout_;
   int64_t host_snapshot_bytes_ = 0;
-  device::Buffer blocks_, window_pages_, state_slots_, snapshots_;
+  device::Buffer blocks_, window_pages_, state_slots_, snapshots_, boundaries_;
   device::Buffer host_blocks_, host_snapshots_;
 };
 

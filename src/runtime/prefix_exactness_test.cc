@@ -1,26 +1,19 @@
 // A prefix from the cache gives the bits that computing it gives: the real model and the real
 // copies, for every prompt length, from every tier, after preemptions and rollbacks.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <random>
 
-#include "checkpoint/checkpoint.h"
-#include "kv_cache/prefix_cache.h"
-#include "kv_store/disk_store.h"
 #include "model/testing.h"
-#include "runtime/device_batch.h"
-#include "runtime/kv_cache.h"
+#include "runtime/testing/prefix_harness.h"
 
 namespace fathom::runtime {
 namespace {
 
 using config::Numerics;
-using kv_cache::Admission;
-using kv_cache::IndexKeyDType;
 using kv_cache::PrefixCacheOptions;
+using Sequence = PrefixHarness::Sequence;
 
 constexpr int kMaxLength = 1100;
 constexpr int kMaxChunk = 400;
@@ -42,155 +35,45 @@ config::ModelConfig TinyConfig() {
   return c;
 }
 
-struct Sequence {
-  std::vector<int32_t> token_ids;
-  int64_t num_computed = 0;
-  int64_t num_cached = 0;
-  kv_cache::SequenceKv kv = {};
-};
-
 class PrefixExactnessTest : public testing::TestWithParam<Numerics> {
  protected:
   void SetUp() override {
-    const IndexKeyDType index_dtype =
-        GetParam() == Numerics::kFp32 ? IndexKeyDType::kFp32 : IndexKeyDType::kFp4;
-    layout_ = kv_cache::MakeKvLayout(config_, GetParam(), index_dtype);
-    const auto source = checkpoint::MakeSyntheticSource(config_, 3);
-    auto weights = model::LoadWeights(config_, *source, *device_);
-    ASSERT_TRUE(weights.ok()) << weights.status().message();
-    const model::ModelLimits limits{
-        .max_batched_tokens = kMaxChunk, .max_num_seqs = 1, .max_model_len = 2048};
+    const config::ModelConfig config = TinyConfig();
+    const auto source = checkpoint::MakeSyntheticSource(config, 3);
     auto model =
-        model::MakeDeepSeekV4(config_, GetParam(), index_dtype, *weights, limits, *device_);
+        LoadHarnessModel(config, GetParam(), source.get(), device::MakeCpuDevice(1), kMaxChunk,
+                         /*max_model_len=*/2048);
     ASSERT_TRUE(model.ok()) << model.status().message();
     model_ = *std::move(model);
-    stream_ = *device_->MakeStream();
-    logits_.resize(size_t{kMaxChunk} * static_cast<size_t>(config_.vocab_size));
-    Restart({});
-    tokens_ = model::RandomTokens(config_, kMaxLength, 5);
+    harness_ = std::make_unique<PrefixHarness>(*model_);
+    tokens_ = model::RandomTokens(config, kMaxLength, 5);
     PrefixCacheOptions plain = Options();
     plain.enabled = false;
     Restart(plain);
     Sequence whole{.token_ids = tokens_};
     Admit(whole);
-    while (whole.num_computed < kMaxLength) RunChunk(whole, kMaxChunk, &expected_);
-    cache_->Release(whole.kv, whole.token_ids, whole.num_computed);
+    harness_->RunToEnd(whole, kMaxChunk, &expected_);
+    Release(whole);
     Restart(Options());
   }
-  void TearDown() override {
-    disk_.reset();
-    if (!directory_.empty()) std::filesystem::remove_all(directory_);
-  }
 
-  PrefixCacheOptions Options() const {
-    return {.pools = {.num_blocks = 24,
-                      .num_window_pages = 48,
-                      .num_state_slots = 4,
-                      .num_snapshots = 24},
-            .retention_interval = 256,
-            .block_bytes = layout_.block_bytes,
-            .snapshot_bytes = SnapshotBytes()};
-  }
-  int64_t SnapshotBytes() const {
-    return kv_cache::SnapshotBytesWithPages(layout_, config_.sliding_window);
-  }
+  PrefixCacheOptions Options() const { return harness_->Options(); }
+  void Restart(const PrefixCacheOptions& options) { harness_->Restart(options); }
+  void Admit(Sequence& s) { harness_->Admit(s); }
+  void RunChunk(Sequence& s, int64_t most) { harness_->RunChunk(s, most, nullptr); }
+  void Release(Sequence& s) { harness_->Release(s); }
 
-  // Empty caches whose memory is full of an earlier sequence's; the disk stays.
-  void Restart(PrefixCacheOptions options) {
-    if (options.pools.num_blocks == 0) options = Options();
-    disk_.reset();
-    if (options.disk_bytes > 0) {
-      if (directory_.empty()) {
-        std::string name = std::filesystem::temp_directory_path() / "fathom-exact-XXXXXX";
-        ASSERT_NE(mkdtemp(name.data()), nullptr);
-        directory_ = name;
-      }
-      auto disk =
-          kv_store::DiskStore::Open({.directory = directory_,
-                                     .content_name = "tiny",
-                                     .payload_bytes = {layout_.block_bytes, SnapshotBytes()}});
-      ASSERT_TRUE(disk.ok()) << disk.status().message();
-      disk_ = *std::move(disk);
-      options.hash_key = disk_->key();
-    }
-    auto memory = KvCache::Make(layout_, options.pools, *device_,
-                                {.num_blocks = options.num_host_blocks,
-                                 .num_snapshots = options.num_host_snapshots,
-                                 .snapshot_bytes = SnapshotBytes()});
-    ASSERT_TRUE(memory.ok()) << memory.status().message();
-    memory_ = *std::move(memory);
-    const model::KvCacheView view = memory_.view();
-    std::fill_n(view.blocks, options.pools.num_blocks * layout_.block_bytes, std::byte{0x5a});
-    std::fill_n(view.window_pages, options.pools.num_window_pages * layout_.window_page_bytes,
-                std::byte{0x5a});
-    std::fill_n(view.state_slots, options.pools.num_state_slots * layout_.state.slot_bytes,
-                std::byte{0x5a});
-    cache_ = std::make_unique<kv_cache::PrefixCache>(options);
-  }
-
-  void RunTransfers() {
-    const request::KvTransfers transfers = cache_->TakeTransfers(true);
-    ASSERT_TRUE(memory_.Run(transfers.copies, *stream_).ok());
-    if (disk_ == nullptr) return;
-    for (const request::KvStoreRequest& r : transfers.store) {
-      disk_->Submit(r, r.host_slot < 0 ? std::span<std::byte>()
-                                       : memory_.host_slot(r.record.kind, r.host_slot));
-    }
-    if (transfers.wait_for_store) disk_->WaitForEvent(std::chrono::milliseconds(20));
-    cache_->OnStoreEvents(disk_->TakeEvents());
-  }
-
-  void Admit(Sequence& s) {
-    for (int i = 0; i < 1000; ++i) {
-      const auto length = static_cast<int64_t>(s.token_ids.size());
-      const Admission admission = cache_->Admit(
-          {.token_ids = s.token_ids, .num_prompt_tokens = length, .num_tokens = length + 1}, s.kv);
-      s.num_computed = s.num_cached = admission.num_cached_tokens;
-      if (admission.outcome == Admission::Outcome::kAdmitted) return;
-      ASSERT_EQ(admission.outcome, Admission::Outcome::kWait);
-      RunTransfers();
-    }
-    FAIL() << "waits forever";
-  }
-
-  // Runs tokens, which need not be the sequence's own (drafts), and appends their logits.
-  void Forward(Sequence& s, std::span<const int32_t> token_ids,
-               std::vector<std::vector<float>>* rows) {
-    const auto count = static_cast<int64_t>(token_ids.size());
-    cache_->Extend(s.kv, s.num_computed, count);
-    RunTransfers();
-    batch_.Clear();
-    batch_.AddSequence(token_ids, static_cast<int32_t>(s.num_computed), s.kv.table);
-    for (size_t i = 0; i < token_ids.size(); ++i) batch_.AddLogitsRow(i);
-    model_->Forward(batch_.View(), memory_.view(), logits_.data(), *stream_, nullptr);
-    const auto vocab = static_cast<size_t>(config_.vocab_size);
-    for (size_t i = 0; rows != nullptr && i < token_ids.size(); ++i) {
-      const auto begin = logits_.begin() + static_cast<std::ptrdiff_t>(i * vocab);
-      rows->emplace_back(begin, begin + static_cast<std::ptrdiff_t>(vocab));
-    }
-  }
-  void RunChunk(Sequence& s, int64_t most, std::vector<std::vector<float>>* rows) {
-    const auto left = static_cast<int64_t>(s.token_ids.size()) - s.num_computed;
-    const int64_t n = cache_->ClipChunk(s.kv, s.num_computed, std::min(most, left));
-    Forward(
-        s,
-        std::span(s.token_ids).subspan(static_cast<size_t>(s.num_computed), static_cast<size_t>(n)),
-        rows);
-    s.num_computed += n;
-    cache_->OnComputed(s.kv, s.token_ids, s.num_computed);
-  }
   // Runs what is left and compares every row with the run that had no cache.
   void RunAndCompare(Sequence& s, int64_t chunk = kMaxChunk) {
     const int64_t first = s.num_computed;
-    std::vector<std::vector<float>> rows;
-    while (s.num_computed < static_cast<int64_t>(s.token_ids.size())) RunChunk(s, chunk, &rows);
+    LogitsRows rows;
+    harness_->RunToEnd(s, chunk, &rows);
     for (size_t i = 0; i < rows.size(); ++i) {
       ASSERT_EQ(rows[i], expected_[static_cast<size_t>(first) + i])
           << "token " << first + static_cast<int64_t>(i) << " of " << s.token_ids.size()
           << ", cached " << s.num_cached;
     }
   }
-  void Release(Sequence& s) { cache_->Release(s.kv, s.token_ids, s.num_computed); }
 
   // Runs a prompt from end to end; returns what it found.
   int64_t Ask(std::vector<int32_t> prompt, bool compare, int64_t chunk = kMaxChunk) {
@@ -199,7 +82,7 @@ class PrefixExactnessTest : public testing::TestWithParam<Numerics> {
     if (compare) {
       RunAndCompare(s, chunk);
     } else {
-      while (s.num_computed < static_cast<int64_t>(s.token_ids.size())) RunChunk(s, chunk, nullptr);
+      harness_->RunToEnd(s, chunk, nullptr);
     }
     Release(s);
     return s.num_cached;
@@ -217,31 +100,11 @@ class PrefixExactnessTest : public testing::TestWithParam<Numerics> {
   // Every length with official numerics; fewer with the other, where the cache is no different.
   int Stride() const { return GetParam() == Numerics::kFp32 ? 13 : 1; }
   int32_t Other() { return static_cast<int32_t>(random_() % 128); }
-  void Settle() {
-    while (cache_->HasWork()) RunTransfers();
-  }
-  // Pushes everything else out of device memory.
-  void FillDevice(const PrefixCacheOptions& options) {
-    std::vector<int32_t> other(static_cast<size_t>(options.pools.num_blocks) * 256 - 1);
-    for (int32_t& t : other) t = Other();
-    Sequence s{.token_ids = std::move(other)};
-    Admit(s);
-    Release(s);
-  }
 
-  const config::ModelConfig config_ = TinyConfig();
-  std::unique_ptr<device::Device> device_ = device::MakeCpuDevice(1);
-  std::unique_ptr<device::Stream> stream_;
-  kv_cache::KvLayout layout_;
-  std::unique_ptr<model::DeepSeekV4> model_;
-  KvCache memory_;
-  std::filesystem::path directory_;
-  std::unique_ptr<kv_store::DiskStore> disk_;
-  std::unique_ptr<kv_cache::PrefixCache> cache_;
-  DeviceBatch batch_;
-  std::vector<float> logits_;
+  std::unique_ptr<HarnessModel> model_;
+  std::unique_ptr<PrefixHarness> harness_;
   std::vector<int32_t> tokens_;
-  std::vector<std::vector<float>> expected_;  // [kMaxLength], without a cache
+  LogitsRows expected_;  // [kMaxLength], without a cache
   std::mt19937 random_{9};
 };
 
@@ -304,10 +167,10 @@ TEST_P(PrefixExactnessTest, RejectedDraftsAtEveryPointOfABlock) {
       const auto at = static_cast<size_t>(s.num_computed);
       std::vector<int32_t> run = {tokens_[at]};
       for (int i = 0; i < num_drafts; ++i) run.push_back(Other());
-      std::vector<std::vector<float>> rows;
-      Forward(s, run, &rows);
+      LogitsRows rows;
+      harness_->Forward(s, run, &rows);
       ASSERT_EQ(rows[0], expected_[at]) << at;
-      cache_->OnComputed(s.kv, s.token_ids, ++s.num_computed);
+      harness_->cache().OnComputed(s.kv, s.token_ids, ++s.num_computed);
     }
     Release(s);
     // What it left is as good.
@@ -324,7 +187,7 @@ TEST_P(PrefixExactnessTest, AfterPreemptionWithAndWithoutItsTail) {
       Sequence s{.token_ids = Prompt(kMaxLength)};
       Admit(s);
       while (s.num_computed < at) {
-        RunChunk(s, std::min<int64_t>(kMaxChunk, at - s.num_computed), nullptr);
+        RunChunk(s, std::min<int64_t>(kMaxChunk, at - s.num_computed));
       }
       Release(s);
       if (!tail) Ask(OtherPrompt(), false);
@@ -341,13 +204,13 @@ TEST_P(PrefixExactnessTest, ChoicesThatShareAPrompt) {
     Restart(Options());
     Sequence first{.token_ids = Prompt(length)}, second{.token_ids = Prompt(length)};
     Admit(first);
-    while (first.num_computed < length) RunChunk(first, kMaxChunk, nullptr);
+    while (first.num_computed < length) RunChunk(first, kMaxChunk);
     Admit(second);
     EXPECT_EQ(second.num_cached, length - 1);
     // They go different ways, turn by turn, and back on the known one's rows.
     for (int64_t end = length + 1; end <= length + 100; ++end) {
       first.token_ids.push_back(Other());
-      RunChunk(first, 1, nullptr);
+      RunChunk(first, 1);
       second.token_ids.push_back(tokens_[static_cast<size_t>(end - 1)]);
       RunAndCompare(second);
     }
@@ -364,12 +227,12 @@ TEST_P(PrefixExactnessTest, FromHostMemory) {
   Restart(options);
   for (int64_t boundary = 256; boundary <= 1024; boundary += 256) {
     Ask(PromptThenOther(boundary), false);
-    FillDevice(options);
+    harness_->FillDevice();
     EXPECT_EQ(Ask(Prompt(boundary + 70), true), boundary);
-    FillDevice(options);
+    harness_->FillDevice();
     EXPECT_EQ(Ask(Prompt(boundary + 1), true), boundary);
   }
-  EXPECT_GT(cache_->stats().host_hit_tokens, 4u * 256);
+  EXPECT_GT(harness_->cache().stats().host_hit_tokens, 4u * 256);
 }
 
 TEST_P(PrefixExactnessTest, FromDiskAfterARestart) {
@@ -381,12 +244,12 @@ TEST_P(PrefixExactnessTest, FromDiskAfterARestart) {
   for (int64_t boundary = 256; boundary <= 1024; boundary += 256) {
     Ask(PromptThenOther(boundary), false);
   }
-  Settle();
+  harness_->Settle();
   for (int64_t boundary = 256; boundary <= 1024; boundary += 256) {
     Restart(options);
-    Settle();  // it knows what is there
+    harness_->Settle();  // it knows what is there
     EXPECT_EQ(Ask(Prompt(boundary + 75), true), boundary);
-    EXPECT_EQ(cache_->stats().disk_hit_tokens, static_cast<uint64_t>(boundary));
+    EXPECT_EQ(harness_->cache().stats().disk_hit_tokens, static_cast<uint64_t>(boundary));
   }
 }
 
