@@ -299,9 +299,13 @@ void PrefixCache::Extend(SequenceKv& kv, int64_t num_computed, int64_t num_token
            kv.session);
   pool_.Extend(kv.table, num_computed, num_tokens);
   kv.state_end = std::max(kv.state_end, end);
+  extended_.push_back(&kv);
 }
 
 request::KvTransfers PrefixCache::TakeTransfers(bool idle) {
+  // The next batch's copies of a running tail run after this batch.
+  for (SequenceKv* kv : extended_) kv->tail.state_end = kv->state_end;
+  extended_.clear();
   request::KvTransfers transfers;
   transfers.copies = std::exchange(copies_, {});
   lower_.TakeRequests(transfers.store);

@@ -140,9 +140,10 @@ class PrefixCache {
   // A chunk of a prefill ends where a snapshot is to be taken: at most `num_tokens`, at least 1.
   int64_t ClipChunk(const SequenceKv& kv, int64_t num_computed, int64_t num_tokens) const;
 
-  // Makes the table cover the step's tokens; they are part of the batch that is being made, and the
-  // sequence is not released before that batch's result. num_tokens is at most NumRunnable and
-  // ClipChunk.
+  // Makes the table cover the step's tokens; they are part of the batch that is being made.
+  // num_tokens is at most NumRunnable and ClipChunk. A step may be planned before the one before it
+  // is done, where that one ran the sequence's last known token: batches run in their order, so a
+  // sequence may be released at any time after its batch was made.
   void Extend(SequenceKv& kv, int64_t num_computed, int64_t num_tokens);
 
   // The step is done: `num_computed` of `token_ids` are in the cache for good. With drafts it may
@@ -238,6 +239,7 @@ class PrefixCache {
   uint64_t next_tail_serial_ = 1;
   std::unordered_map<request::KvHash, SequenceKv*, KvHashHasher> promises_;
   std::vector<request::KvCopy> copies_;
+  std::vector<SequenceKv*> extended_;  // for the batch that is being made
   PrefixCacheStats stats_;
 };
 

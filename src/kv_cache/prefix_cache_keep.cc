@@ -128,6 +128,7 @@ void PrefixCache::Release(SequenceKv& kv, std::span<const int32_t> token_ids,
     CHECK_EQ(num_computed, kv.num_computed);
     CHECK_LE(num_computed, static_cast<int64_t>(token_ids.size()));
     BreakPromises(kv);
+    std::erase(extended_, &kv);
     ++now_;
     if (kv.tail.node != nullptr) KeepTail(kv);
     if (kv.last_snapshot != nullptr && kv.last_snapshot->snapshot().on_device()) {

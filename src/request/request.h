@@ -41,6 +41,13 @@ struct Request {
   std::shared_ptr<TokenConstraint> constraint;  // may be null
 };
 
+// Whether the choice of a token needs to know which tokens of the output came before.
+inline bool DependsOnOutput(const Request& request) {
+  const SamplingParams& p = request.sampling;
+  return request.constraint != nullptr || !p.bad_words.empty() || p.repetition_penalty != 1.0 ||
+         p.frequency_penalty != 0.0 || p.presence_penalty != 0.0;
+}
+
 struct TokenLogprob {
   int32_t token_id = 0;
   float logprob = 0;  // of the raw distribution, before temperature and filters; natural log

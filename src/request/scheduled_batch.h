@@ -23,16 +23,29 @@ struct BlockTable {
   int32_t state_slot = -1;  // compressor state
 };
 
+// In the place of a token that the step before samples for the same request, when that step's
+// result is not known yet.
+inline constexpr int32_t kPendingToken = -1;
+
 // One sequence's part of a step: run token_ids at positions num_computed_tokens.., and sample after
-// the last of them when `sample` is set (a middle chunk of a prefill samples nothing).
+// the last of them when `sample` is set (a middle chunk of a prefill samples nothing). Only the
+// last token may be pending, and only when it is the only one.
 struct ScheduledSequence {
   RequestId request_id = 0;
   const Request* request = nullptr;    // alive while the batch is
   std::span<const int32_t> token_ids;  // [num_scheduled_tokens], a view of the sequence's tokens
-  std::span<const int32_t> all_token_ids;  // prompt and output so far, this step's tokens included
+  // Prompt and output so far: this step's tokens included, a pending one left out.
+  std::span<const int32_t> all_token_ids;
   int32_t num_computed_tokens = 0;
   bool sample = false;
   BlockTable block_table;  // covers num_computed_tokens + token_ids.size()
+
+  bool is_pending() const { return token_ids.back() == kPendingToken; }
+  // Tokens of the output so far, a pending one included, when `sample` is set.
+  size_t num_output_tokens() const {
+    return static_cast<size_t>(num_computed_tokens) + token_ids.size() -
+           request->prompt_token_ids.size();
+  }
 };
 
 struct ScheduledBatch {

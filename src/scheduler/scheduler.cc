@@ -58,7 +58,7 @@ Status Scheduler::Validate(const request::Request& request) const {
 
 void Scheduler::Submit(request::Request request) {
   const request::RequestId id = request.id;
-  auto sequence = std::make_unique<Sequence>();
+  auto sequence = std::make_shared<Sequence>();
   sequence->request = std::move(request);
   sequence->order = next_order_++;
   sequence->token_ids = sequence->request.prompt_token_ids;
@@ -74,7 +74,6 @@ void Scheduler::Submit(request::Request request) {
 }
 
 bool Scheduler::Cancel(request::RequestId id) {
-  CHECK(in_flight_.empty());
   const auto it = sequences_.find(id);
   if (it == sequences_.end()) return false;
   Finish(*it->second);
@@ -82,7 +81,6 @@ bool Scheduler::Cancel(request::RequestId id) {
 }
 
 std::vector<SequenceOutput> Scheduler::EndExpired(TimePoint now) {
-  CHECK(in_flight_.empty());
   std::vector<SequenceOutput> outputs;
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
     Sequence& sequence = *sequences_.at(deadlines_.begin()->second);
@@ -108,6 +106,7 @@ void Scheduler::Finish(Sequence& sequence) {
   if (blocked_ == &sequence) blocked_ = nullptr;
   running_.erase(&sequence);
   waiting_.erase(&sequence);
+  sequence.finished = true;
   sequences_.erase(sequence.request.id);
 }
 
@@ -120,57 +119,87 @@ double Scheduler::session_spread_seconds() const {
   return most->second->session->virtual_seconds - least->second->session->virtual_seconds;
 }
 
+// A prompt that is not through, or that reports on its tokens, and a choice by what came before.
+bool Scheduler::NeedsItsResult(const Scheduled& scheduled) {
+  const Sequence& s = *scheduled.sequence;
+  return !scheduled.samples || request::DependsOnOutput(s.request) ||
+         s.request.routed_experts_start.has_value() ||
+         (s.request.sampling.num_prompt_logprobs && s.num_output_tokens() == 0);
+}
+
+bool Scheduler::CanSchedule() const {
+  if (in_flight_.empty()) return true;
+  if (in_flight_.size() > 1) return false;
+  const std::vector<Scheduled>& sequences = in_flight_.front().sequences;
+  return std::none_of(sequences.begin(), sequences.end(), [](const Scheduled& s) {
+    return !s.sequence->finished && NeedsItsResult(s);
+  });
+}
+
 std::vector<SequenceOutput> Scheduler::Commit(const request::StepResult& result,
                                               Duration step_time) {
-  CHECK_EQ(result.step, step_);
-  CHECK_EQ(result.sequences.size(), in_flight_.size());
   cache_.OnStoreEvents(result.store_events);
-  ChargeSessions(Seconds(step_time));
   std::vector<SequenceOutput> outputs;
-  for (size_t i = 0; i < in_flight_.size(); ++i) {
-    Sequence& sequence = *in_flight_[i].sequence;
-    const request::SequenceResult& sequence_result = result.sequences[i];
-    CHECK_EQ(sequence_result.request_id, sequence.request.id);
-    CollectPromptLogprobs(sequence, sequence_result);
-    CollectExperts(sequence, sequence_result, in_flight_[i].num_tokens);
-    if (sequence_result.status.ok()) sequence.num_computed_tokens += in_flight_[i].num_tokens;
-    SequenceOutput output{.request_id = sequence.request.id, .event = {}};
-    CommitTokens(sequence, sequence_result, output.event);
-    if (sequence_result.status.ok()) {
-      cache_.OnComputed(sequence.kv, sequence.token_ids, sequence.num_computed_tokens);
-    }
-    const bool finished = output.event.finish_reason.has_value();
-    if (finished) Finish(sequence);
-    const bool reports =
-        !finished && sequence.request.report_progress && output.event.token_ids.empty();
-    if (reports) {
-      output.event.num_processed_tokens = static_cast<int>(sequence.num_computed_tokens);
-    }
-    if (finished || reports || !output.event.token_ids.empty()) {
+  if (in_flight_.empty() && result.sequences.empty()) return outputs;  // of an empty step
+  const StepInFlight step = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  CHECK_EQ(result.step, step.step);
+  CHECK_EQ(result.sequences.size(), step.sequences.size());
+  ChargeSessions(step, Seconds(step_time));
+  for (size_t i = 0; i < step.sequences.size(); ++i) {
+    const Scheduled& scheduled = step.sequences[i];
+    CHECK_EQ(result.sequences[i].request_id, scheduled.sequence->request.id);
+    if (scheduled.sequence->finished) continue;
+    SequenceOutput output = CommitSequence(scheduled, result.sequences[i]);
+    const request::TokenEvent& event = output.event;
+    if (event.finish_reason || event.num_processed_tokens || !event.token_ids.empty()) {
       outputs.push_back(std::move(output));
     }
   }
-  in_flight_.clear();
   return outputs;
 }
 
+SequenceOutput Scheduler::CommitSequence(const Scheduled& scheduled,
+                                         const request::SequenceResult& result) {
+  Sequence& sequence = *scheduled.sequence;
+  SequenceOutput output{.request_id = sequence.request.id, .event = {}};
+  // A sequence that was preempted meanwhile keeps the token, not the memory.
+  const bool holds_memory = scheduled.num_preemptions == sequence.num_preemptions;
+  if (holds_memory) {
+    CollectPromptLogprobs(sequence, result);
+    CollectExperts(sequence, result, scheduled.num_tokens);
+    sequence.num_in_flight -= scheduled.num_tokens;
+    if (result.status.ok()) sequence.num_computed_tokens += scheduled.num_tokens;
+  }
+  if (scheduled.samples) --sequence.num_pending;
+  CommitTokens(sequence, result, output.event);
+  if (holds_memory && result.status.ok()) {
+    cache_.OnComputed(sequence.kv, sequence.token_ids, sequence.num_computed_tokens);
+  }
+  if (output.event.finish_reason) {
+    Finish(sequence);
+  } else if (sequence.request.report_progress && output.event.token_ids.empty()) {
+    output.event.num_processed_tokens = static_cast<int>(sequence.num_computed_tokens);
+  }
+  return output;
+}
+
 // Decodes share what a step of them alone takes; prompts share the rest by their tokens.
-void Scheduler::ChargeSessions(double step_seconds) {
-  const double num_tokens =
-      static_cast<double>(num_prefill_tokens_in_flight_ + num_decodes_in_flight_);
+void Scheduler::ChargeSessions(const StepInFlight& step, double step_seconds) {
+  const auto num_tokens = static_cast<double>(step.num_prefill_tokens + step.num_decodes);
   if (num_tokens == 0) return;
-  pacer_.OnStep(num_decodes_in_flight_, num_prefill_tokens_in_flight_, step_seconds);
+  pacer_.OnStep(step.num_decodes, step.num_prefill_tokens, step_seconds);
   const double seconds = std::max(step_seconds, num_tokens * kLeastSecondsPerToken);
   sessions_.Advance(seconds);
-  double decode_seconds = pacer_.DecodeSeconds(num_decodes_in_flight_);
-  if (decode_seconds < 0) decode_seconds = seconds * num_decodes_in_flight_ / num_tokens;
-  if (num_prefill_tokens_in_flight_ == 0) decode_seconds = seconds;
-  decode_seconds = num_decodes_in_flight_ == 0 ? 0 : std::min(decode_seconds, seconds);
-  for (const Scheduled& s : in_flight_) {
+  double decode_seconds = pacer_.DecodeSeconds(step.num_decodes);
+  if (decode_seconds < 0) decode_seconds = seconds * step.num_decodes / num_tokens;
+  if (step.num_prefill_tokens == 0) decode_seconds = seconds;
+  decode_seconds = step.num_decodes == 0 ? 0 : std::min(decode_seconds, seconds);
+  for (const Scheduled& s : step.sequences) {
     s.sequence->session->virtual_seconds +=
-        s.is_decode ? decode_seconds / num_decodes_in_flight_
+        s.is_decode ? decode_seconds / step.num_decodes
                     : (seconds - decode_seconds) * static_cast<double>(s.num_tokens) /
-                          static_cast<double>(num_prefill_tokens_in_flight_);
+                          static_cast<double>(step.num_prefill_tokens);
   }
 }
 

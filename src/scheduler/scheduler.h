@@ -23,6 +23,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <set>
 #include <unordered_map>
@@ -69,19 +70,24 @@ class Scheduler {
   // Queues a valid request, whose id is not in use.
   void Submit(request::Request request);
 
-  // Ends a request and frees its memory; false when the id is unknown. Not between Schedule and
-  // Commit.
+  // Ends a request and frees its memory; false when the id is unknown. What a step in flight brings
+  // for it is dropped.
   bool Cancel(request::RequestId id);
 
-  // Ends the requests whose deadline is over, with kError. Not between Schedule and Commit.
+  // Ends the requests whose deadline is over, with kError.
   std::vector<SequenceOutput> EndExpired(TimePoint now);
 
-  // The next step; empty when there is nothing to do. Its views live until Commit, which must come
-  // next. A step without sequences may move memory.
+  // Whether the next step can be planned: none is in flight, or one whose result the plan does not
+  // need, because every sequence in it samples a token that nothing but the model depends on. Then
+  // the token is pending in the next step. What a sequence ran beyond its end is dropped.
+  bool CanSchedule() const;
+
+  // The next step; empty when there is nothing to do. Its views live until the next Commit, its
+  // requests until its own. A step without sequences may move memory; an empty one needs no Commit.
   request::ScheduledBatch Schedule();
 
-  // Takes the step's tokens, and how long it took. Returns the events of the requests that have
-  // something to tell.
+  // Takes the tokens of the oldest step in flight, and how long it took. Returns the events of the
+  // requests that have something to tell.
   std::vector<SequenceOutput> Commit(const request::StepResult& result, Duration step_time);
 
   int num_running() const { return static_cast<int>(running_.size()); }
@@ -99,6 +105,20 @@ class Scheduler {
   void ClearCache() { cache_.Clear(); }
 
  private:
+  struct Scheduled {
+    std::shared_ptr<Sequence> sequence;
+    int64_t num_tokens;
+    int64_t num_preemptions;  // of the sequence, then
+    bool is_decode;
+    bool samples;
+  };
+  struct StepInFlight {
+    uint64_t step = 0;
+    std::vector<Scheduled> sequences;
+    int num_decodes = 0;
+    int64_t num_prefill_tokens = 0;
+  };
+
   // step_plan.cc
   struct Step;   // what is left of a step's budget
   struct Share;  // what a session's running sequences hold
@@ -118,7 +138,10 @@ class Scheduler {
   std::vector<Sequence*> VictimsFor(const Sequence& waiting) const;
   void Preempt(Sequence& sequence);
 
-  void ChargeSessions(double step_seconds);
+  static bool NeedsItsResult(const Scheduled& scheduled);
+  bool EndsWhenPendingIsKnown(const Sequence& sequence) const;
+  void ChargeSessions(const StepInFlight& step, double step_seconds);
+  SequenceOutput CommitSequence(const Scheduled& scheduled, const request::SequenceResult& result);
   void CollectPromptLogprobs(Sequence& sequence, const request::SequenceResult& result);
   void CollectExperts(Sequence& sequence, const request::SequenceResult& result,
                       int64_t num_tokens);
@@ -131,19 +154,12 @@ class Scheduler {
   kv_cache::PrefixCache cache_;
   StepPacer pacer_;
   SessionClocks sessions_;
-  std::unordered_map<request::RequestId, std::unique_ptr<Sequence>> sequences_;
+  std::unordered_map<request::RequestId, std::shared_ptr<Sequence>> sequences_;
   std::set<Sequence*, RunsBefore> waiting_;
   std::set<Sequence*, RunsBefore> running_;
   std::set<std::pair<TimePoint, request::RequestId>> deadlines_;
-  Sequence* blocked_ = nullptr;  // the first in line, when the last step had no room for it
-  struct Scheduled {
-    Sequence* sequence;
-    int64_t num_tokens;
-    bool is_decode;
-  };
-  std::vector<Scheduled> in_flight_;  // between Schedule and Commit
-  int num_decodes_in_flight_ = 0;
-  int64_t num_prefill_tokens_in_flight_ = 0;
+  Sequence* blocked_ = nullptr;         // the first in line, when the last step had no room for it
+  std::deque<StepInFlight> in_flight_;  // between Schedule and Commit, oldest first; at most two
   uint64_t step_ = 0;
   uint64_t next_order_ = 0;
   uint64_t num_preemptions_ = 0;

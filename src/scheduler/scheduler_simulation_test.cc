@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <optional>
 #include <random>
@@ -20,7 +21,16 @@ namespace {
 constexpr int kVocab = 64;
 constexpr int32_t kEos = 1;
 
-// Runs batches; what a sequence samples depends on its tokens alone.
+// What a sequence samples depends on its tokens alone.
+int32_t NextToken(std::span<const int32_t> token_ids) {
+  uint64_t h = token_ids.size();
+  for (const int32_t id : token_ids.last(std::min<size_t>(8, token_ids.size()))) {
+    h = (h ^ static_cast<uint64_t>(id + 1)) * 0xff51afd7ed558ccdu;
+  }
+  return static_cast<int32_t>((h >> 33) % kVocab);
+}
+
+// Runs batches in the order in which they were planned.
 class Runtime {
  public:
   explicit Runtime(const SchedulerOptions& options) : options_(options), memory_(options.cache) {}
@@ -31,27 +41,25 @@ class Runtime {
     request::StepResult result;
     result.step = batch.step;
     for (const auto& s : batch.sequences) {
-      RunTokens(s);
+      std::vector<int32_t> all(s.all_token_ids.begin(), s.all_token_ids.end());
+      if (s.is_pending()) all.push_back(sampled_.at(s.request_id));
+      RunTokens(s, all);
       request::SequenceResult r;
       r.request_id = s.request_id;
-      if (s.sample) r.sampled_token_ids = {NextToken(s.all_token_ids)};
+      if (s.sample) r.sampled_token_ids = {NextToken(all)};
       result.sequences.push_back(std::move(r));
+    }
+    sampled_.clear();
+    for (const auto& r : result.sequences) {
+      if (!r.sampled_token_ids.empty()) sampled_[r.request_id] = r.sampled_token_ids[0];
     }
     result.store_events = memory_.TakeEvents();
     return result;
   }
 
  private:
-  static int32_t NextToken(std::span<const int32_t> token_ids) {
-    uint64_t h = token_ids.size();
-    for (const int32_t id : token_ids.last(std::min<size_t>(8, token_ids.size()))) {
-      h = (h ^ static_cast<uint64_t>(id + 1)) * 0xff51afd7ed558ccdu;
-    }
-    return static_cast<int32_t>((h >> 33) % kVocab);
-  }
-
-  void RunTokens(const request::ScheduledSequence& s) {
-    ASSERT_EQ(memory_.Step(s.block_table, s.all_token_ids, s.num_computed_tokens,
+  void RunTokens(const request::ScheduledSequence& s, std::span<const int32_t> all) {
+    ASSERT_EQ(memory_.Step(s.block_table, all, s.num_computed_tokens,
                            static_cast<int64_t>(s.token_ids.size())),
               "")
         << "request " << s.request_id;
@@ -64,18 +72,27 @@ class Runtime {
     for (const auto& s : batch.sequences) {
       ASSERT_FALSE(s.token_ids.empty());
       const auto end = static_cast<size_t>(s.num_computed_tokens) + s.token_ids.size();
-      ASSERT_LE(end, s.all_token_ids.size());
-      ASSERT_EQ(s.token_ids.data(), s.all_token_ids.data() + s.num_computed_tokens);
-      ASSERT_EQ(s.sample, end == s.all_token_ids.size());
+      const size_t num_known = s.all_token_ids.size();
+      if (s.is_pending()) {
+        ASSERT_EQ(end, num_known + 1);
+        ASSERT_EQ(s.token_ids.size(), 1u);
+        ASSERT_TRUE(s.sample);
+      } else {
+        ASSERT_LE(end, num_known);
+        ASSERT_EQ(s.token_ids.data(), s.all_token_ids.data() + s.num_computed_tokens);
+        ASSERT_EQ(s.sample, end == num_known);
+      }
       ASSERT_TRUE(slots.insert(s.block_table.state_slot).second);
     }
   }
 
   const SchedulerOptions options_;
   kv_cache::SimulatedMemory memory_;
+  std::map<uint64_t, int32_t> sampled_;  // in the last batch
 };
 
 struct Outcome {
+  size_t num_prompt_tokens = 0;
   std::vector<int32_t> all_token_ids;
   std::optional<request::FinishReason> finish_reason;
   bool operator==(const Outcome&) const = default;
@@ -83,8 +100,13 @@ struct Outcome {
 
 class Simulation {
  public:
-  explicit Simulation(uint64_t seed)
-      : random_(seed), options_(RandomOptions()), scheduler_(options_), runtime_(options_) {}
+  // At most `depth` steps are in flight.
+  Simulation(uint64_t seed, size_t depth)
+      : random_(seed),
+        depth_(depth),
+        options_(RandomOptions()),
+        scheduler_(options_),
+        runtime_(options_) {}
 
   void Run(int num_events) {
     for (int i = 0; i < num_events && !testing::Test::HasFatalFailure(); ++i) {
@@ -104,6 +126,7 @@ class Simulation {
       Step();
       if (testing::Test::HasFatalFailure()) return;
     }
+    while (!steps_.empty()) Step();  // what ran beyond the ends
     EXPECT_EQ(scheduler_.cache().usage(), 0);
     scheduler_.ClearCache();
     for (int steps = 0; scheduler_.HasWork(); ++steps) {
@@ -112,12 +135,14 @@ class Simulation {
     }
     EXPECT_TRUE(scheduler_.cache().pool().IsEmpty());
     EXPECT_TRUE(scheduler_.cache().pool().IsIntact());
+    ExpectEveryTokenFollows();
   }
 
   const std::map<uint64_t, Outcome>& outcomes() const { return outcomes_; }
   const std::vector<uint64_t>& trace() const { return trace_; }
   int64_t num_cached_tokens() const { return num_cached_tokens_; }
   uint64_t num_preemptions() const { return scheduler_.num_preemptions(); }
+  int64_t num_pending_tokens() const { return num_pending_tokens_; }
 
  private:
   SchedulerOptions RandomOptions() {
@@ -173,7 +198,10 @@ class Simulation {
       request.deadline = clock_.Now() + std::chrono::milliseconds(random_() % 5000);
     }
     if (!scheduler_.Validate(request).ok()) return;
-    outcomes_[++last_id_].all_token_ids = request.prompt_token_ids;
+    if (random_() % 16 == 0) request.sampling.presence_penalty = 1;
+    outcomes_[++last_id_] = {.num_prompt_tokens = request.prompt_token_ids.size(),
+                             .all_token_ids = request.prompt_token_ids,
+                             .finish_reason = {}};
     scheduler_.Submit(std::move(request));
   }
 
@@ -198,19 +226,43 @@ class Simulation {
 
   void Step() {
     Take(scheduler_.EndExpired(clock_.Now()));
+    while (steps_.size() < depth_ && scheduler_.CanSchedule() && Plan()) {
+    }
+    if (steps_.empty()) {
+      clock_.Advance(std::chrono::milliseconds(1));
+      return;
+    }
+    const auto [result, step_time] = std::move(steps_.front());
+    steps_.pop_front();
+    clock_.Advance(step_time);
+    Take(scheduler_.Commit(result, step_time));
+  }
+
+  // False when there is nothing to do.
+  bool Plan() {
     const auto batch = scheduler_.Schedule();
-    ASSERT_TRUE(scheduler_.cache().pool().IsIntact());
+    EXPECT_TRUE(scheduler_.cache().pool().IsIntact());
     if (batch.empty()) {
-      ASSERT_EQ(scheduler_.num_waiting() + scheduler_.num_running(), 0) << "a step does nothing";
+      const bool idle = scheduler_.num_waiting() + scheduler_.num_running() == 0;
+      EXPECT_TRUE(idle || !steps_.empty()) << "a step does nothing";
+      return false;
     }
     for (const auto& s : batch.sequences) {
       trace_.push_back(s.request_id * 4096 + s.token_ids.size());
+      num_pending_tokens_ += s.is_pending() ? 1 : 0;
     }
     trace_.push_back(batch.transfers.copies.size());
-    const auto result = runtime_.Run(batch);
-    const Duration step_time = StepTime(batch);
-    clock_.Advance(step_time);
-    Take(scheduler_.Commit(result, step_time));
+    steps_.emplace_back(runtime_.Run(batch), StepTime(batch));
+    return true;
+  }
+
+  void ExpectEveryTokenFollows() const {
+    for (const auto& [id, outcome] : outcomes_) {
+      const std::span<const int32_t> all(outcome.all_token_ids);
+      for (size_t i = outcome.num_prompt_tokens; i < all.size(); ++i) {
+        ASSERT_EQ(all[i], NextToken(all.first(i))) << "request " << id;
+      }
+    }
   }
 
   // As of a device whose steps vary by a tenth.
@@ -220,10 +272,13 @@ class Simulation {
   }
 
   std::mt19937 random_;
+  const size_t depth_;
   const SchedulerOptions options_;
   Scheduler scheduler_;
   VirtualClock clock_;
   Runtime runtime_;
+  std::deque<std::pair<request::StepResult, Duration>> steps_;  // run, not committed
+  int64_t num_pending_tokens_ = 0;
   std::map<uint64_t, Outcome> outcomes_;
   std::vector<uint64_t> trace_;
   uint64_t last_id_ = 0;
@@ -231,30 +286,36 @@ class Simulation {
   int64_t num_cached_tokens_ = 0;
 };
 
-TEST(SchedulerSimulation, LosesNoMemoryAndStarvesNobodyOverManySeeds) {
+class SchedulerSimulation : public testing::TestWithParam<size_t> {};
+
+TEST_P(SchedulerSimulation, LosesNoMemoryAndStarvesNobodyOverManySeeds) {
   uint64_t num_preemptions = 0;
-  int64_t num_cached_tokens = 0;
+  int64_t num_cached_tokens = 0, num_pending_tokens = 0;
   for (uint64_t seed = 0; seed < 1000; ++seed) {
     SCOPED_TRACE(seed);
-    Simulation simulation(seed);
+    Simulation simulation(seed, GetParam());
     simulation.Run(1000);
-    if (HasFatalFailure()) return;
+    if (HasFailure()) return;
     num_preemptions += simulation.num_preemptions();
     num_cached_tokens += simulation.num_cached_tokens();
+    num_pending_tokens += simulation.num_pending_tokens();
   }
   EXPECT_GT(num_preemptions, 5000u) << "the seeds no longer make memory short";
   EXPECT_GT(num_cached_tokens, 150'000) << "the seeds no longer share prefixes";
+  EXPECT_EQ(num_pending_tokens > 100'000, GetParam() > 1) << num_pending_tokens;
 }
 
-TEST(SchedulerSimulation, TheSameSeedRunsTheSame) {
+TEST_P(SchedulerSimulation, TheSameSeedRunsTheSame) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
-    Simulation a(seed), b(seed);
+    Simulation a(seed, GetParam()), b(seed, GetParam());
     a.Run(600);
     b.Run(600);
     EXPECT_EQ(a.trace(), b.trace());
     EXPECT_EQ(a.outcomes(), b.outcomes());
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(StepsInFlight, SchedulerSimulation, testing::Values(1, 2));
 
 }  // namespace
 }  // namespace fathom::scheduler

@@ -20,7 +20,11 @@ struct Sequence {
   std::vector<int32_t> token_ids;  // prompt, then output
   int64_t num_prompt_tokens = 0;
   int64_t num_computed_tokens = 0;  // their KV is in the cache
-  int64_t num_cached_tokens = 0;    // of the prompt, that its first admission found in the cache
+  int64_t num_in_flight = 0;        // after those, in the step whose result is not known yet
+  int64_t num_pending = 0;          // tokens of the output that this step samples: 0 or 1
+  int64_t num_preemptions = 0;
+  bool finished = false;          // what a step in flight brings is dropped
+  int64_t num_cached_tokens = 0;  // of the prompt, that its first admission found in the cache
   bool was_admitted = false;
   kv_cache::SequenceKv kv;
 
@@ -37,7 +41,8 @@ struct Sequence {
 
   int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int64_t num_output_tokens() const { return num_tokens() - num_prompt_tokens; }
-  int64_t num_remaining() const { return num_tokens() - num_computed_tokens; }
+  int64_t num_scheduled() const { return num_computed_tokens + num_in_flight; }
+  int64_t num_remaining() const { return num_tokens() + num_pending - num_scheduled(); }
   // A decode has one token to run; anything else is a prefill, first or after a preemption.
   bool is_decode() const { return num_remaining() == 1; }
 };

@@ -11,9 +11,9 @@ using Outcome = kv_cache::Admission::Outcome;
 
 struct Scheduler::Step {
   request::ScheduledBatch batch;
+  StepInFlight in_flight;
   int64_t num_tokens_left = 0;
   int64_t num_rows_left = 0;
-  int num_decodes = 0;
   bool preempted = false;
 };
 
@@ -23,7 +23,7 @@ struct Scheduler::Share {
 };
 
 request::ScheduledBatch Scheduler::Schedule() {
-  CHECK(in_flight_.empty());
+  CHECK(CanSchedule());
   Step step;
   if (blocked_ != nullptr && !blocked_->displaced_others) {
     const std::vector<Sequence*> victims = VictimsFor(*blocked_);
@@ -31,7 +31,7 @@ request::ScheduledBatch Scheduler::Schedule() {
     blocked_->displaced_others = !victims.empty();
   }
   PlanStep(step);
-  while (step.batch.sequences.empty() && !running_.empty()) {
+  while (step.batch.sequences.empty() && !running_.empty() && in_flight_.empty()) {
     // Prompts that hold each other's window pages: the newest makes room.
     CHECK_GT(running_.size(), 1u);  // alone, a valid request fits
     step.preempted = true;
@@ -40,8 +40,10 @@ request::ScheduledBatch Scheduler::Schedule() {
   }
   step.batch.step = ++step_;
   step.batch.transfers = cache_.TakeTransfers(/*idle=*/step.batch.sequences.empty());
-  num_decodes_in_flight_ = step.num_decodes;
-  num_prefill_tokens_in_flight_ = step.batch.num_tokens() - step.num_decodes;
+  if (step.batch.empty()) return {};
+  step.in_flight.step = step_;
+  step.in_flight.num_prefill_tokens = step.batch.num_tokens() - step.in_flight.num_decodes;
+  in_flight_.push_back(std::move(step.in_flight));
   return std::move(step.batch);
 }
 
@@ -55,10 +57,14 @@ void Scheduler::PlanStep(Step& step) {
 
 void Scheduler::AddDecodes(Step& step) {
   const auto has_room = [this](const Sequence& s) {
-    return cache_.NumRunnable(s.kv, s.num_computed_tokens, 1) == 1;
+    return cache_.NumRunnable(s.kv, s.num_scheduled(), 1) == 1;
   };
   for (auto it = running_.begin(); it != running_.end();) {
     Sequence& sequence = **it;
+    if (EndsWhenPendingIsKnown(sequence)) {
+      ++it;
+      continue;
+    }
     if (sequence.is_decode() && !has_room(sequence)) {
       CHECK_GT(running_.size(), 1u);  // alone, a valid request fits
       Sequence* victim = MemoryVictim(it);
@@ -72,8 +78,15 @@ void Scheduler::AddDecodes(Step& step) {
   }
 }
 
+// For its length, whatever the token is.
+bool Scheduler::EndsWhenPendingIsKnown(const Sequence& s) const {
+  return s.num_pending > 0 &&
+         (s.num_output_tokens() + s.num_pending >= s.request.sampling.max_tokens ||
+          s.num_tokens() + s.num_pending >= max_model_len_);
+}
+
 void Scheduler::AddPrefills(Step& step) {
-  step.num_tokens_left = pacer_.PrefillTokens(step.num_decodes, step.num_tokens_left);
+  step.num_tokens_left = pacer_.PrefillTokens(step.in_flight.num_decodes, step.num_tokens_left);
   if (step.num_tokens_left == 0) return;
   std::vector<Sequence*> line;
   for (Sequence* sequence : running_) {
@@ -89,6 +102,8 @@ void Scheduler::AddPrefills(Step& step) {
   for (Sequence* sequence : line) {
     if (step.num_tokens_left == 0) return;
     const bool waits = waiting_.count(sequence) > 0;
+    // It was preempted, and the token that it goes on from is on its way.
+    if (waits && sequence->num_pending > 0) continue;
     if (waits && (blocked_ != nullptr || ChunkSize(step, *sequence) == 0)) continue;
     if (waits) {
       const Outcome outcome = Admit(*sequence);
@@ -152,17 +167,17 @@ int64_t Scheduler::ChunkSize(const Step& step, const Sequence& sequence) const {
   } else if (step.num_rows_left == 0) {
     num_tokens = std::min(num_tokens, sequence.num_remaining() - 1);
   }
-  num_tokens = cache_.NumRunnable(sequence.kv, sequence.num_computed_tokens, num_tokens);
-  return num_tokens <= 0 ? 0
-                         : cache_.ClipChunk(sequence.kv, sequence.num_computed_tokens, num_tokens);
+  num_tokens = cache_.NumRunnable(sequence.kv, sequence.num_scheduled(), num_tokens);
+  return num_tokens <= 0 ? 0 : cache_.ClipChunk(sequence.kv, sequence.num_scheduled(), num_tokens);
 }
 
 void Scheduler::Add(Step& step, Sequence& sequence, int64_t num_tokens) {
-  const bool is_decode = sequence.is_decode() && sequence.num_output_tokens() > 0;
-  cache_.Extend(sequence.kv, sequence.num_computed_tokens, num_tokens);
-  const int64_t end = sequence.num_computed_tokens + num_tokens;
-  const bool sample = end == sequence.num_tokens();
-  step.num_decodes += is_decode ? 1 : 0;
+  const int64_t begin = sequence.num_scheduled();
+  const bool is_decode =
+      sequence.is_decode() && sequence.num_output_tokens() + sequence.num_pending > 0;
+  const bool sample = num_tokens == sequence.num_remaining();
+  cache_.Extend(sequence.kv, begin, num_tokens);
+  step.in_flight.num_decodes += is_decode ? 1 : 0;
   step.num_tokens_left -= num_tokens;
   step.num_rows_left -=
       sequence.request.sampling.num_prompt_logprobs ? num_tokens : int64_t{sample};
@@ -170,13 +185,20 @@ void Scheduler::Add(Step& step, Sequence& sequence, int64_t num_tokens) {
   step.batch.sequences.push_back(
       {.request_id = sequence.request.id,
        .request = &sequence.request,
-       .token_ids = all.subspan(static_cast<size_t>(sequence.num_computed_tokens),
-                                static_cast<size_t>(num_tokens)),
+       .token_ids = sequence.num_pending > 0
+                        ? std::span(&request::kPendingToken, 1)
+                        : all.subspan(static_cast<size_t>(begin), static_cast<size_t>(num_tokens)),
        .all_token_ids = all,
-       .num_computed_tokens = static_cast<int32_t>(sequence.num_computed_tokens),
+       .num_computed_tokens = static_cast<int32_t>(begin),
        .sample = sample,
        .block_table = sequence.kv.table});
-  in_flight_.push_back({&sequence, num_tokens, is_decode});
+  step.in_flight.sequences.push_back({.sequence = sequences_.at(sequence.request.id),
+                                      .num_tokens = num_tokens,
+                                      .num_preemptions = sequence.num_preemptions,
+                                      .is_decode = is_decode,
+                                      .samples = sample});
+  sequence.num_in_flight += num_tokens;
+  sequence.num_pending += sample ? 1 : 0;
 }
 
 Scheduler::Shares Scheduler::SharesOfRunning() const {
@@ -247,6 +269,8 @@ std::vector<Sequence*> Scheduler::VictimsFor(const Sequence& waiting) const {
 void Scheduler::Preempt(Sequence& sequence) {
   cache_.Release(sequence.kv, sequence.token_ids, sequence.num_computed_tokens);
   sequence.num_computed_tokens = 0;
+  sequence.num_in_flight = 0;
+  ++sequence.num_preemptions;
   running_.erase(&sequence);
   waiting_.insert(&sequence);
   ++num_preemptions_;
