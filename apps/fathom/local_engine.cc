@@ -39,6 +39,13 @@ Result<std::unique_ptr<LocalEngine>> LocalEngine::Start(const ModelOptions& opti
                                                         const std::string& model_name,
                                                         int max_queue) {
   ASSIGN_OR_RETURN(ModelSession session, OpenModel(options, SessionText::kTokenizer));
+  return Start(std::move(session), options, model_name, max_queue);
+}
+
+Result<std::unique_ptr<LocalEngine>> LocalEngine::Start(ModelSession session,
+                                                        const ModelOptions& options,
+                                                        const std::string& model_name,
+                                                        int max_queue) {
   auto local = std::unique_ptr<LocalEngine>(new LocalEngine(std::move(session)));
   const ModelSession& s = local->session_;
   engine::EngineOptions engine_options;

@@ -20,6 +20,10 @@ class LocalEngine {
   // `model_name` is the metrics' label; `max_queue` as --max-queue.
   static Result<std::unique_ptr<LocalEngine>> Start(const ModelOptions& options,
                                                     const std::string& model_name, int max_queue);
+  // The same with a model that is open already, by the same options.
+  static Result<std::unique_ptr<LocalEngine>> Start(ModelSession session,
+                                                    const ModelOptions& options,
+                                                    const std::string& model_name, int max_queue);
 
   // What a generation brings: called for each token as it comes; return false to stop.
   using OnToken = std::function<bool(int32_t token_id)>;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 
+#include "apps/fathom/bench/bench.h"
 #include "apps/fathom/commands.h"
 #include "apps/fathom/serve_flags.h"
 #include "base/log.h"
@@ -209,6 +210,86 @@ void AddInspect(CLI::App* app, Run* run) {
   command->callback([run] { *run = [] { return RunInspect(options); }; });
 }
 
+void AddBenchModelOptions(CLI::App* command, ModelOptions* options) {
+  AddModelOptions(command, options);
+  command->get_option("model")->description(
+      "model folder or repository name; flash, pro or tiny with --load-format dummy");
+  command
+      ->add_option("--num-hidden-layers", options->num_hidden_layers,
+                   "keep only the first N layers (with --load-format dummy)")
+      ->check(CLI::Range(1, 1000));
+}
+
+void AddBenchSteps(CLI::App* bench, const char* name, const char* help, bool has_profile,
+                   StepBenchOptions* options, Status (*run_command)(const StepBenchOptions&),
+                   Run* run) {
+  CLI::App* command = bench->add_subcommand(name, help);
+  AddBenchModelOptions(command, &options->model);
+  command->get_option("--max-num-batched-tokens")
+      ->description("tokens of one step of a prefill (default 8192)");
+  command->add_option("--input-len", options->input_lens, "tokens of a prompt; or several: 32,4096")
+      ->delimiter(',')
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+  command->add_option("--output-len", options->output_len, "tokens of an answer (default 128)")
+      ->check(CLI::Range(0, 1 << 20));
+  command->add_option("--batch-size", options->batch_sizes, "sequences; or several: 1,8,32")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 4096));
+  command
+      ->add_option("--prefill-len", options->prefill_len,
+                   "compute only the last N tokens of each prompt and take those before as cached "
+                   "(made-up contents); 0: decode only (default: all)")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
+  command->add_option("--num-iters", options->num_iters, "runs of each batch (default 10)")
+      ->check(CLI::Range(1, 1 << 20));
+  command
+      ->add_option("--num-iters-warmup", options->num_iters_warmup,
+                   "runs before those that count (default 1)")
+      ->check(CLI::Range(0, 1 << 20));
+  if (has_profile) {
+    command->add_flag("--profile", options->profile,
+                      "also the time of each operator, by its share of the roofline (GPU)");
+  }
+  command->add_option("--output-json,--json", options->output_json, "write the results here");
+  command->callback([=] { *run = [=] { return run_command(*options); }; });
+}
+
+void AddBenchThroughput(CLI::App* bench, Run* run) {
+  static ThroughputOptions options;
+  CLI::App* command = bench->add_subcommand(
+      "throughput", "Many requests at once through the whole engine: tokens a second");
+  AddBenchModelOptions(command, &options.model);
+  command->add_option("--num-prompts", options.num_prompts, "requests (default 64)")
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--input-len", options.input_len, "tokens of a prompt (default 128)")
+      ->check(CLI::Range(1, 1 << 24));
+  command->add_option("--output-len", options.output_len, "tokens of an answer (default 128)")
+      ->check(CLI::Range(1, 1 << 24));
+  command
+      ->add_option("--max-num-seqs", options.model.max_num_seqs,
+                   "requests that run together (default 64)")
+      ->check(CLI::Range(1, 4096));
+  command->add_option("--temperature", options.temperature, "0: greedy (default 1)")
+      ->check(CLI::Range(0.0, 2.0));
+  command->add_flag("--profile", options.profile,
+                    "also what a decode step takes beyond the model's own time on a GPU");
+  command->add_option("--output-json,--json", options.output_json, "write the results here");
+  command->callback([run] { *run = [] { return RunBenchThroughput(options); }; });
+}
+
+void AddBench(CLI::App* app, Run* run) {
+  static StepBenchOptions latency, kernels;
+  latency.model.max_num_batched_tokens = kernels.model.max_num_batched_tokens = 8192;
+  CLI::App* bench = app->add_subcommand("bench", "Measure a model on this machine");
+  bench->require_subcommand(1);
+  AddBenchSteps(bench, "latency",
+                "Batches of equal prompts on the model alone: prefill, decode, share of roofline",
+                true, &latency, RunBenchLatency, run);
+  AddBenchThroughput(bench, run);
+  AddBenchSteps(bench, "kernels", "The same, and each operator by the kind of its layer (GPU)",
+                false, &kernels, RunBenchKernels, run);
+}
+
 int Main(int argc, char** argv) {
   std::vector<std::string> args(argv + 1, argv + argc);
   const bool is_serve = !args.empty() && args[0] == "serve";
@@ -231,6 +312,7 @@ int Main(int argc, char** argv) {
   AddEncode(&app, &run);
   AddSynth(&app, &run);
   AddInspect(&app, &run);
+  AddBench(&app, &run);
   std::reverse(args.begin(), args.end());  // CLI11 takes them last first
   try {
     app.parse(args);

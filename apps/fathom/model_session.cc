@@ -65,31 +65,37 @@ Result<std::unique_ptr<device::Device>> OpenDevice(const ModelOptions& options) 
   return device::MakeCpuDevice(NumThreads(options));
 }
 
-// Weights into the model's own memory: on a CPU as they are read; for a GPU by way of the host's.
 Result<std::unique_ptr<model::DeepSeekV4>> LoadModel(const ModelOptions& options,
                                                      const ModelSession& session,
                                                      const checkpoint::TensorSource& source) {
-  if (session.device->kind() == device::DeviceKind::kCpu) {
-    ASSIGN_OR_RETURN(auto weights, model::LoadWeights(session.config, source, *session.device));
-    return model::MakeDeepSeekV4(session.config, session.numerics, session.index_dtype,
-                                 std::move(weights), session.limits, *session.device);
+  if (session.device->kind() == device::DeviceKind::kCuda) {
+    return model::MakeDeepSeekV4Cuda(session.config, session.index_dtype, source,
+                                     options.load_format == LoadFormat::kDummy, session.limits,
+                                     *session.device);
   }
-  const bool dummy = options.load_format == LoadFormat::kDummy;
-  const auto host = device::MakeCpuDevice(NumThreads(options));
-  ASSIGN_OR_RETURN(const auto weights, dummy ? model::PlaceWeights(session.config, source, *host)
-                                             : model::LoadWeights(session.config, source, *host));
-  return model::MakeDeepSeekV4Cuda(session.config, session.index_dtype, *weights, dummy,
-                                   session.limits, *session.device);
+  ASSIGN_OR_RETURN(auto weights, model::LoadWeights(session.config, source, *session.device));
+  return model::MakeDeepSeekV4(session.config, session.numerics, session.index_dtype,
+                               std::move(weights), session.limits, *session.device);
+}
+
+Result<config::ModelConfig> LoadConfig(const ModelOptions& options, std::string text) {
+  if (options.num_hidden_layers > 0) {
+    ASSIGN_OR_RETURN(text, checkpoint::CutLayers(text, options.num_hidden_layers));
+  }
+  return checkpoint::ParseModelConfig(text, options.model);
 }
 
 // A preset's name stands for its config with dummy weights; anything else is a folder.
 Status FindModel(const ModelOptions& options, SessionText text, ModelSession* session) {
+  const bool dummy = options.load_format == LoadFormat::kDummy;
+  if (options.num_hidden_layers > 0 && !dummy) {
+    return InvalidArgument("--num-hidden-layers goes with --load-format dummy");
+  }
   const bool is_preset =
-      options.load_format == LoadFormat::kDummy &&
-      (options.model == "flash" || options.model == "pro" || options.model == "tiny");
+      dummy && (options.model == "flash" || options.model == "pro" || options.model == "tiny");
   if (is_preset) {
-    ASSIGN_OR_RETURN(const std::string config, checkpoint::PresetConfigText(options.model));
-    ASSIGN_OR_RETURN(session->config, checkpoint::ParseModelConfig(config, options.model));
+    ASSIGN_OR_RETURN(std::string config, checkpoint::PresetConfigText(options.model));
+    ASSIGN_OR_RETURN(session->config, LoadConfig(options, std::move(config)));
     ASSIGN_OR_RETURN(session->tokenizer,
                      text::Tokenizer::Parse(checkpoint::kTinyTokenizer, "the built-in tokenizer"));
     return OkStatus();
@@ -97,6 +103,10 @@ Status FindModel(const ModelOptions& options, SessionText text, ModelSession* se
   ASSIGN_OR_RETURN(session->folder,
                    checkpoint::ResolveModelFolder(options.model, HuggingFaceHome()));
   ASSIGN_OR_RETURN(session->config, checkpoint::LoadModelConfig(session->folder));
+  if (options.num_hidden_layers > 0) {
+    ASSIGN_OR_RETURN(std::string config, ReadTextFile(session->folder + "/config.json"));
+    ASSIGN_OR_RETURN(session->config, LoadConfig(options, std::move(config)));
+  }
   if (text == SessionText::kTokensOnly) return OkStatus();
   ASSIGN_OR_RETURN(session->tokenizer, text::Tokenizer::Load(session->folder + "/tokenizer.json"));
   return OkStatus();

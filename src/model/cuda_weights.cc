@@ -1,9 +1,12 @@
 #include "model/cuda_weights.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
-#include "model/dummy_values.h"
+#include "model/weight_transfer.h"
 
 namespace fathom::model {
 namespace {
@@ -32,57 +35,56 @@ int64_t ScaleBytes(const WeightMatrix& w) {
   return w.dtype == WeightDType::kFp8 ? (w.rows + 127) / 128 * ((w.cols + 127) / 128) : 0;
 }
 
-// Copies what the checkpoint has to the GPU, piece by piece. The first error is kept and ends the
-// work.
-class Uploader {
- public:
-  Uploader(const config::ModelConfig& config, bool dummy, device::Device& device,
-           std::unique_ptr<device::Stream> stream, CudaWeights& weights)
-      : config_(config),
-        dummy_(dummy),
-        device_(device),
-        stream_(std::move(stream)),
-        weights_(weights) {}
+Status CheckMemory(int64_t weight_bytes, const OtherMemory& other, const device::Device& device) {
+  const int64_t needed = weight_bytes + other.workspace_bytes + other.kv_bytes;
+  const int64_t free = device.free_memory_bytes();
+  if (needed <= free) return OkStatus();
+  return OutOfMemory(fmt::format(
+      "{} has {} bytes free, {} are needed: {} for the weights, {} for the workspace of a step, {} "
+      "for the KV cache of one sequence; a smaller --max-num-batched-tokens and --max-model-len "
+      "need less",
+      device.name(), free, needed, weight_bytes, other.workspace_bytes, other.kv_bytes));
+}
 
-  Status Run(const Weights& host) {
-    weights_.embed = Bf16(host.embed);
-    weights_.head = Tiled(host.head, TileKind::kBf16);
-    weights_.norm = Norm(host.norm, config_.hidden_size);
-    weights_.hc_head = HyperConnection(host.hc_head, 4);
-    for (const BlockWeights& block : host.layers) {
-      weights_.layers.push_back(Block(block));
-      if (!error_.ok()) return error_;
-    }
-    const Status done = stream_->Synchronize();
-    return error_.ok() ? done : error_;
+// Gives every weight its place in one range of device memory and plans what brings it there. Run
+// twice: to count the bytes, and with the memory.
+class Planner {
+ public:
+  Planner(const config::ModelConfig& config, const Weights& host, std::byte* base)
+      : config_(config), host_(host), base_(base) {}
+
+  void Run(CudaWeights& weights) {
+    weights.embed = Bf16(host_.embed);
+    weights.head = Tiled(host_.head, TileKind::kBf16);
+    weights.norm = Norm(host_.norm, config_.hidden_size);
+    weights.hc_head = HyperConnection(host_.hc_head, 4);
+    for (const BlockWeights& block : host_.layers) weights.layers.push_back(Block(block));
   }
 
+  int64_t bytes() const { return bytes_; }
+  const std::vector<WeightUnit>& units() const { return units_; }
  private:
   std::byte* Allocate(int64_t bytes) {
-    if (!error_.ok()) return nullptr;
-    auto buffer = device_.Allocate((bytes + 255) / 256 * 256);
-    if (!buffer.ok()) {
-      error_ = buffer.status();
-      return nullptr;
-    }
-    weights_.buffers.push_back(std::move(*buffer));
-    return weights_.buffers.back().data();
+    constexpr int64_t kAlignment = 1024;
+    const int64_t place = bytes_;
+    bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return base_ + place;
   }
 
-  void Fill(std::byte* to, const void* from, int64_t bytes, DummyKind kind, int limit = 1) {
-    if (!error_.ok() || bytes == 0) return;
-    if (dummy_) {
-      FillDummy(kind, to, bytes, ++seed_, limit, *stream_);
-      return;
-    }
-    const Status status = stream_->Copy(to, from, bytes);
-    if (!status.ok()) error_ = status;
+  WeightUnit::Read ReadOf(const void* data, int64_t offset, int64_t bytes, int64_t place,
+                          DummyKind kind) const {
+    return {&host_.TensorAt(data), offset, bytes, place, kind};
   }
 
-  const std::byte* Place(const void* from, int64_t bytes, DummyKind kind, int limit = 1) {
+  const std::byte* Place(const void* from, int64_t bytes, DummyKind kind) {
     if (from == nullptr) return nullptr;
     std::byte* const to = Allocate(bytes);
-    Fill(to, from, bytes, kind, limit);
+    for (int64_t offset = 0; offset < bytes; offset += kUnitBytes) {
+      const int64_t piece = std::min(kUnitBytes, bytes - offset);
+      units_.push_back({.reads = {ReadOf(from, offset, piece, 0, kind)},
+                        .bytes = piece,
+                        .destination = to + offset});
+    }
     return to;
   }
   const float* Floats(const float* from, int64_t count) {
@@ -96,42 +98,39 @@ class Uploader {
     return reinterpret_cast<const __nv_bfloat16*>(Place(w.data, DataBytes(w), DummyKind::kBf16));
   }
 
-  // The matrix as it is on disk, in memory that the next one overwrites (in stream order).
-  WeightMatrix Stage(const WeightMatrix& w) {
-    const int64_t data_bytes = (DataBytes(w) + 255) / 256 * 256;
-    if (staging_.bytes() < data_bytes + ScaleBytes(w)) {
-      const Status idle = stream_->Synchronize();
-      if (!idle.ok()) error_ = idle;
-      auto buffer = device_.Allocate(data_bytes + ScaleBytes(w));
-      if (!buffer.ok()) {
-        error_ = buffer.status();
-        return {};
-      }
-      staging_ = std::move(*buffer);
-    }
-    WeightMatrix staged = w;
-    staged.data = staging_.data();
-    const bool fp4 = w.dtype == WeightDType::kFp4;
-    Fill(staging_.data(), w.data, DataBytes(w),
-         fp4                             ? DummyKind::kFp4
-         : w.dtype == WeightDType::kBF16 ? DummyKind::kBf16
-                                         : DummyKind::kFp8);
-    if (w.scales != nullptr) {
-      std::byte* const scales = staging_.data() + data_bytes;
-      Fill(scales, w.scales, ScaleBytes(w), fp4 ? DummyKind::kFp4Scale : DummyKind::kFp8Scale);
-      staged.scales = reinterpret_cast<const uint8_t*>(scales);
-    }
-    return staged;
-  }
-
+  // In slices of whole pairs of row tiles, which is what matrices take turns by.
   void TileInto(const WeightMatrix& w, TileKind kind, std::byte* tiles, int interleave) {
-    const WeightMatrix staged = Stage(w);
-    if (error_.ok()) kernels::LaunchTileWeights(staged, kind, tiles, *stream_, interleave);
+    constexpr int64_t kSliceRows = 2 * kernels::kTileMatrixRows;
+    const int64_t row_bytes = DataBytes(w) / w.rows;
+    const int64_t most = std::max(kSliceRows, kUnitBytes / row_bytes / kSliceRows * kSliceRows);
+    const int64_t tile_row_bytes =
+        w.cols / kernels::TileMatrixCols(kind) * kernels::TileMatrixBytes(kind);
+    const bool fp4 = w.dtype == WeightDType::kFp4;
+    const DummyKind dummy = fp4                             ? DummyKind::kFp4
+                            : w.dtype == WeightDType::kBF16 ? DummyKind::kBf16
+                                                            : DummyKind::kFp8;
+    for (int64_t row = 0; row < w.rows; row += most) {
+      const int64_t rows = std::min(most, w.rows - row), data_bytes = rows * row_bytes;
+      WeightUnit unit{.reads = {ReadOf(w.data, row * row_bytes, data_bytes, 0, dummy)},
+                      .bytes = data_bytes,
+                      .matrix = {w.dtype, rows, w.cols},
+                      .kind = kind,
+                      .tiles = tiles + row / kernels::kTileMatrixRows * interleave * tile_row_bytes,
+                      .interleave = interleave};
+      if (fp4) {
+        const int64_t scale_bytes = rows * w.cols / 32;
+        unit.scales_place = (data_bytes + 255) / 256 * 256;
+        unit.reads.push_back(ReadOf(w.scales, row * w.cols / 32, scale_bytes, unit.scales_place,
+                                    DummyKind::kFp4Scale));
+        unit.bytes = unit.scales_place + scale_bytes;
+      }
+      CHECK_LE(unit.bytes, kUnitCapacity);
+      units_.push_back(std::move(unit));
+    }
   }
 
   TiledMatrix Tiled(const WeightMatrix& w, TileKind kind) {
     std::byte* const tiles = Allocate(kernels::TiledBytes(kind, w.rows, w.cols));
-    if (!error_.ok()) return {};
     TileInto(w, kind, tiles, 1);
     TiledMatrix tiled{kind, w.rows, w.cols, tiles, nullptr};
     if (w.dtype == WeightDType::kFp8) {
@@ -162,7 +161,6 @@ class Uploader {
     const int64_t down = kernels::TiledBytes(kind, w1.cols, w1.rows);
     std::byte* const gate_up_tiles = Allocate(count * gate_up);
     std::byte* const down_tiles = Allocate(count * down);
-    if (!error_.ok()) return {};
     const int64_t second = 2 * w1.cols / 128 * kernels::TileMatrixBytes(kind);
     for (int64_t e = 0; e < count; ++e) {
       const kernels::ExpertMatrices& m = experts[static_cast<size_t>(e)];
@@ -175,28 +173,32 @@ class Uploader {
     return tiles;
   }
 
-  // Scale rows of w1 and w3 take turns, as their row tiles do.
+  // Scale rows of w1 and w3 take turns, as their row tiles do. One unit an expert.
   void PlaceExpertScales(std::span<const kernels::ExpertMatrices> experts,
                          kernels::ExpertTiles& tiles) {
-    std::vector<uint8_t> gate_up, down;
-    for (const kernels::ExpertMatrices& m : experts) {
-      const int64_t blocks = m.w1.cols / 128;
-      for (int64_t r = 0; r < m.w1.rows / 128; ++r) {
+    const WeightMatrix &w1 = experts[0].w1, &w2 = experts[0].w2;
+    const auto count = static_cast<int64_t>(experts.size());
+    const int64_t row_bytes = w1.cols / 128, rows = w1.rows / 128;
+    const int64_t gate_up_bytes = 2 * rows * row_bytes, down_bytes = ScaleBytes(w2);
+    std::byte* const gate_up = Allocate(count * gate_up_bytes);
+    std::byte* const down = Allocate(count * down_bytes);
+    for (int64_t e = 0; e < count; ++e) {
+      const kernels::ExpertMatrices& m = experts[static_cast<size_t>(e)];
+      WeightUnit unit{.bytes = gate_up_bytes, .destination = gate_up + e * gate_up_bytes};
+      for (int64_t r = 0; r < rows; ++r) {
         for (const WeightMatrix* w : {&m.w1, &m.w3}) {
-          gate_up.insert(gate_up.end(), w->scales + r * blocks, w->scales + (r + 1) * blocks);
+          unit.reads.push_back(ReadOf(w->scales, r * row_bytes, row_bytes,
+                                      (2 * r + (w == &m.w3 ? 1 : 0)) * row_bytes,
+                                      DummyKind::kFp8Scale));
         }
       }
-      down.insert(down.end(), m.w2.scales, m.w2.scales + ScaleBytes(m.w2));
+      units_.push_back(std::move(unit));
+      units_.push_back({.reads = {ReadOf(m.w2.scales, 0, down_bytes, 0, DummyKind::kFp8Scale)},
+                        .bytes = down_bytes,
+                        .destination = down + e * down_bytes});
     }
-    const auto place = [this](const std::vector<uint8_t>& scales) {
-      const auto* placed =
-          Place(scales.data(), static_cast<int64_t>(scales.size()), DummyKind::kFp8Scale);
-      const Status done = stream_->Synchronize();  // the host's copy ends here
-      if (!done.ok()) error_ = done;
-      return reinterpret_cast<const uint8_t*>(placed);
-    };
-    tiles.gate_up_scales = place(gate_up);
-    tiles.down_scales = place(down);
+    tiles.gate_up_scales = reinterpret_cast<const uint8_t*>(gate_up);
+    tiles.down_scales = reinterpret_cast<const uint8_t*>(down);
   }
 
   CudaBlockWeights Block(const BlockWeights& w) {
@@ -222,38 +224,42 @@ class Uploader {
     }
     b.gate = Tiled(w.ffn.gate, TileKind::kBf16);
     b.bias = Floats(w.ffn.bias, c.num_experts);
-    b.tid2eid = reinterpret_cast<const int32_t*>(
-        Place(w.ffn.tid2eid, int64_t{c.vocab_size} * c.num_experts_per_token * 4,
-              DummyKind::kExpertIds, c.num_experts));
+    b.tid2eid = reinterpret_cast<const int32_t*>(Place(
+        w.ffn.tid2eid, int64_t{c.vocab_size} * c.num_experts_per_token * 4, DummyKind::kExpertIds));
     b.routed = Experts(w.ffn.experts);
     b.shared = Experts({&w.ffn.shared, 1});
     return b;
   }
 
   const config::ModelConfig& config_;
-  const bool dummy_;
-  device::Device& device_;
-  const std::unique_ptr<device::Stream> stream_;
-  CudaWeights& weights_;
-  device::Buffer staging_;
-  uint32_t seed_ = 0;
-  Status error_;
+  const Weights& host_;
+  std::byte* const base_;
+  int64_t bytes_ = 0;
+  std::vector<WeightUnit> units_;
 };
 
 }  // namespace
 
-int64_t CudaWeights::bytes() const {
-  int64_t bytes = 0;
-  for (const device::Buffer& buffer : buffers) bytes += buffer.bytes();
-  return bytes;
-}
-
 Result<std::unique_ptr<CudaWeights>> MakeCudaWeights(const config::ModelConfig& config,
-                                                     const Weights& host, bool dummy,
+                                                     const checkpoint::TensorSource& source,
+                                                     bool dummy, const OtherMemory& other,
                                                      device::Device& device) {
+  // The checkpoint's tensors by where the model uses them, without values behind them.
+  const auto host = device::MakeCpuDevice(1);
+  ASSIGN_OR_RETURN(const auto directory, PlaceWeights(config, source, *host));
   auto weights = std::make_unique<CudaWeights>();
-  ASSIGN_OR_RETURN(auto stream, device.MakeStream());
-  RETURN_IF_ERROR(Uploader(config, dummy, device, std::move(stream), *weights).Run(host));
+  {
+    // Counts; nothing is read or written where it points to.
+    Planner sizes(config, *directory, reinterpret_cast<std::byte*>(uintptr_t{1} << 30));
+    CudaWeights ignored;
+    sizes.Run(ignored);
+    RETURN_IF_ERROR(CheckMemory(sizes.bytes(), other, device));
+    ASSIGN_OR_RETURN(weights->buffer, device.Allocate(sizes.bytes()));
+  }
+  Planner planner(config, *directory, weights->buffer.data());
+  planner.Run(*weights);
+  RETURN_IF_ERROR(dummy ? MakeDummyWeights(planner.units(), config.num_experts, device)
+                        : TransferWeights(planner.units(), source, config.num_experts, device));
   return weights;
 }
 

@@ -1,5 +1,5 @@
 // The weights on a GPU: matrices in tiles for the tensor cores, the rest as the checkpoint has it.
-// Made once from weights in host memory; immutable; owns its memory; the device outlives it.
+// Made once from a checkpoint; immutable; owns its memory; the device outlives it.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -49,13 +49,20 @@ struct CudaWeights {
   const __nv_bfloat16* norm = nullptr;
   CudaHyperConnection hc_head;
   std::vector<CudaBlockWeights> layers;
-  std::vector<device::Buffer> buffers;
-  int64_t bytes() const;
+  device::Buffer buffer;  // all of it
 };
 
-// kOutOfMemory says what is needed. `dummy`: host's memory is not read; values are made on the GPU.
+// What else the device must hold: said where the memory is too little.
+struct OtherMemory {
+  int64_t workspace_bytes = 0;
+  int64_t kv_bytes = 0;  // of one sequence of the longest context
+};
+
+// Reads the weights of `source` to the device, or (`dummy`) makes values there. kOutOfMemory,
+// before anything is read, says what is needed of each kind; kBadModel as LoadWeights; kDevice.
 Result<std::unique_ptr<CudaWeights>> MakeCudaWeights(const config::ModelConfig& config,
-                                                     const Weights& host, bool dummy,
+                                                     const checkpoint::TensorSource& source,
+                                                     bool dummy, const OtherMemory& other,
                                                      device::Device& device);
 
 }  // namespace fathom::model

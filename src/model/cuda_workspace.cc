@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/gemm/gemm_cuda.h"
+#include "kernels/hyper_connection/boundary_large.h"
 #include "kernels/indexer/indexer_cuda.h"
 #include "kernels/sparse_attention/sparse_attention_cuda.h"
 
@@ -41,6 +42,7 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carv
     carver.Take(state->post, m * 4);
     carver.Take(state->comb_logits, m * 16);
   }
+  carver.Take(w.boundary_scratch, kernels::BoundaryScratchFloats(m));
   carver.Take(w.h, rows * hidden);
   carver.Take(w.h_fp8, rows * hidden);
   carver.Take(w.h_scales, rows * hidden / 128);
@@ -101,13 +103,18 @@ int64_t StepBytes(int64_t num_tokens, int64_t num_seqs, int64_t max_blocks,
   return ints * 4 + 16 * 256;  // each array begins at a multiple of 256 bytes
 }
 
+int64_t CudaWorkspaceBytes(const config::ModelConfig& config, const ModelLimits& limits) {
+  CudaWorkspace ignored;
+  Carver sizes(nullptr);
+  Carve(config, limits, sizes, ignored);
+  return sizes.bytes();
+}
+
 Result<std::unique_ptr<CudaWorkspace>> MakeCudaWorkspace(const config::ModelConfig& config,
                                                          const ModelLimits& limits,
                                                          device::Device& device) {
   auto workspace = std::make_unique<CudaWorkspace>();
-  Carver sizes(nullptr);
-  Carve(config, limits, sizes, *workspace);
-  ASSIGN_OR_RETURN(workspace->buffer, device.Allocate(sizes.bytes()));
+  ASSIGN_OR_RETURN(workspace->buffer, device.Allocate(CudaWorkspaceBytes(config, limits)));
   Carver pieces(workspace->buffer.data());
   Carve(config, limits, pieces, *workspace);
   return workspace;

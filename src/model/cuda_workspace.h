@@ -25,6 +25,7 @@ struct CudaWorkspace {
   float* angles_compressed = nullptr;  // [M, 64]
   __nv_bfloat16* streams = nullptr;    // [M, 4, H]
   kernels::HyperConnectionState attn_state, ffn_state;
+  float* boundary_scratch = nullptr;
   __nv_bfloat16* h = nullptr;  // tiles [M, H]
   uint8_t* h_fp8 = nullptr;
   float* h_scales = nullptr;
@@ -61,6 +62,7 @@ struct CudaWorkspace {
   device::Buffer buffer;
 };
 
+int64_t CudaWorkspaceBytes(const config::ModelConfig& config, const ModelLimits& limits);
 Result<std::unique_ptr<CudaWorkspace>> MakeCudaWorkspace(const config::ModelConfig& config,
                                                          const ModelLimits& limits,
                                                          device::Device& device);

@@ -215,22 +215,24 @@ class CudaModel final : public DeepSeekV4 {
   }
 
   void Run(const CudaStep& step) {
-    Launch(kernels::CudaRopeAnglesParams{.positions = step.batch.positions,
+    layer_ = -1;
+    Enqueue(step, "rope angles",
+            kernels::CudaRopeAnglesParams{.positions = step.batch.positions,
+                                          .num_tokens = step.batch.num_tokens,
+                                          .frequencies_plain = ws_->frequencies,
+                                          .frequencies_compressed = ws_->frequencies + 32,
+                                          .angles_plain = ws_->angles_plain,
+                                          .angles_compressed = ws_->angles_compressed});
+    Enqueue(step, "embedding",
+            kernels::CudaEmbeddingParams{.token_ids = step.token_ids,
                                          .num_tokens = step.batch.num_tokens,
-                                         .frequencies_plain = ws_->frequencies,
-                                         .frequencies_compressed = ws_->frequencies + 32,
-                                         .angles_plain = ws_->angles_plain,
-                                         .angles_compressed = ws_->angles_compressed},
-           *step.stream);
-    Launch(kernels::CudaEmbeddingParams{.token_ids = step.token_ids,
-                                        .num_tokens = step.batch.num_tokens,
-                                        .table = weights_->embed,
-                                        .hidden = c_.hidden_size,
-                                        .streams = ws_->streams},
-           *step.stream);
+                                         .table = weights_->embed,
+                                         .hidden = c_.hidden_size,
+                                         .streams = ws_->streams});
     kernels::SublayerOutput output;
     for (int layer = 0; layer < c_.num_layers; ++layer) {
       const CudaBlockWeights& w = weights_->layers[static_cast<size_t>(layer)];
+      layer_ = layer;
       Boundary(step, output, ws_->ffn_state, w.hc_attn, w.attn_norm, ws_->attn_state);
       if (layer > 0) RecordStreams(step, layer - 1);
       Attention(step, layer, w);
@@ -238,13 +240,22 @@ class CudaModel final : public DeepSeekV4 {
       Moe(step, layer, w);
       output = {ws_->pairs, ws_->plan.pair_of, c_.num_experts_per_token};
     }
-    if (step.recorder != nullptr) {  // the last layer's streams, which the head would not write
+    layer_ = -1;
+    if (step.recorder != nullptr && step.recorder->wants_streams()) {
+      // the last layer's streams, which the head would not write
       Boundary(step, output, ws_->ffn_state, weights_->layers[0].hc_attn,
                weights_->layers[0].attn_norm, ws_->attn_state);
       RecordStreams(step, c_.num_layers - 1);
       output = {};
     }
     Logits(step, output);
+  }
+
+  // An operator of the layer that is being enqueued.
+  template <typename Params>
+  void Enqueue(const CudaStep& step, const char* name, const Params& params) {
+    if (step.recorder != nullptr) step.recorder->OnOperator(name, layer_);
+    Launch(params, *step.stream);
   }
 
   int64_t row_groups(const CudaStep& step) const {
@@ -258,20 +269,20 @@ class CudaModel final : public DeepSeekV4 {
   void Boundary(const CudaStep& step, const kernels::SublayerOutput& output,
                 const kernels::HyperConnectionState& before, const CudaHyperConnection& w,
                 const __nv_bfloat16* norm, const kernels::HyperConnectionState& after) {
-    Launch(kernels::CudaHyperConnectionParams{.streams = ws_->streams,
-                                              .num_tokens = step.batch.num_tokens,
-                                              .hidden = c_.hidden_size,
-                                              .output = output,
-                                              .before = before,
-                                              .fn = w.fn,
-                                              .scale = w.scale,
-                                              .base = w.base,
-                                              .norm_weight = norm,
-                                              .constants = constants_,
-                                              .after = after,
-                                              .h = H(step),
-                                              .h_fp8 = HFp8(step)},
-           *step.stream);
+    Enqueue(step, "boundary",
+            kernels::CudaHyperConnectionParams{.streams = ws_->streams,
+                                               .num_tokens = step.batch.num_tokens,
+                                               .hidden = c_.hidden_size,
+                                               .output = output,
+                                               .before = before,
+                                               .fn = w.fn,
+                                               .scale = w.scale,
+                                               .base = w.base,
+                                               .norm_weight = norm,
+                                               .constants = constants_,
+                                               .after = after,
+                                               .h = H(step),
+                                               .h_fp8 = HFp8(step)});
   }
 
   // The products that read h: queries, window entry, and both compressors' rows.
@@ -299,7 +310,7 @@ class CudaModel final : public DeepSeekV4 {
       add(w.index_compressor.wkv, GemmOutput::kF32, ws_->index_compressed, 2 * width);
       add(w.index_compressor.wgate, GemmOutput::kF32, ws_->index_compressed + width, 2 * width);
     }
-    Launch(gemm, *step.stream);
+    Enqueue(step, "input products", gemm);
   }
 
   // queries from qr, and what the indexer scores with.
@@ -320,7 +331,7 @@ class CudaModel final : public DeepSeekV4 {
       add(w.index_wq_b, ws_->index_q);
       add(w.index_proj, ws_->index_projected);
     }
-    Launch(gemm, *step.stream);
+    Enqueue(step, "query products", gemm);
   }
 
   kernels::PagedEntries Entries(std::byte* pool, int64_t page_bytes,
@@ -358,24 +369,24 @@ class CudaModel final : public DeepSeekV4 {
     const bool scoring = c4 && step.any_index_scoring;
     QueryProducts(step, scoring, w, qr);
     if (c4) Select(step, layer, angles, index_keys);
-    Launch(kernels::CudaSparseAttentionParams{.batch = step.batch,
-                                              .q = ws_->q,
-                                              .num_heads = c_.num_heads,
-                                              .norm_eps = constants_.norm_eps,
-                                              .angles = angles,
-                                              .sink = w.sink,
-                                              .fresh = ws_->kv,
-                                              .pages = pages,
-                                              .ratio = kind == LayerKind::kWindow ? 0
-                                                       : c4                       ? 4
-                                                                                  : 128,
-                                              .compressed = compressed,
-                                              .selected = ws_->selected,
-                                              .counts = ws_->num_selected,
-                                              .topk = c_.index_topk,
-                                              .out = {ws_->attention_out, row_groups(step)},
-                                              .workspace = ws_->attention_workspace},
-           *step.stream);
+    Enqueue(step, "attention",
+            kernels::CudaSparseAttentionParams{.batch = step.batch,
+                                               .q = ws_->q,
+                                               .num_heads = c_.num_heads,
+                                               .norm_eps = constants_.norm_eps,
+                                               .angles = angles,
+                                               .sink = w.sink,
+                                               .fresh = ws_->kv,
+                                               .pages = pages,
+                                               .ratio = kind == LayerKind::kWindow ? 0
+                                                        : c4                       ? 4
+                                                                                   : 128,
+                                               .compressed = compressed,
+                                               .selected = ws_->selected,
+                                               .counts = ws_->num_selected,
+                                               .topk = c_.index_topk,
+                                               .out = {ws_->attention_out, row_groups(step)},
+                                               .workspace = ws_->attention_workspace});
     OutputProducts(step, w);
   }
 
@@ -427,30 +438,30 @@ class CudaModel final : public DeepSeekV4 {
             compressor(w.index_compressor, ws_->index_compressed, index_keys, state + main_bytes);
       }
     }
-    Launch(p, *step.stream);
+    Enqueue(step, "attention prologue", p);
   }
 
   void Select(const CudaStep& step, int layer, const float* angles,
               const kernels::PagedEntries& index_keys) {
     const double scale = 1.0 / std::sqrt(double{1} * c_.index_head_dim * c_.index_num_heads);
-    Launch(kernels::CudaIndexSelectParams{.batch = step.batch,
-                                          .any_scoring = step.any_index_scoring,
-                                          .q = ws_->index_q,
-                                          .projected = ws_->index_projected,
-                                          .projected_stride = c_.index_num_heads,
-                                          .weight_scale = static_cast<float>(scale),
-                                          .num_heads = c_.index_num_heads,
-                                          .angles = angles,
-                                          .topk = c_.index_topk,
-                                          .keys = index_keys,
-                                          .dtype = index_dtype_,
-                                          .max_entries = step.max_entries,
-                                          .workspace = ws_->index_workspace,
-                                          .workspace_bytes = ws_->index_workspace_bytes,
-                                          .counters = ws_->index_counters,
-                                          .selected = ws_->selected,
-                                          .counts = ws_->num_selected},
-           *step.stream);
+    Enqueue(step, "index selection",
+            kernels::CudaIndexSelectParams{.batch = step.batch,
+                                           .any_scoring = step.any_index_scoring,
+                                           .q = ws_->index_q,
+                                           .projected = ws_->index_projected,
+                                           .projected_stride = c_.index_num_heads,
+                                           .weight_scale = static_cast<float>(scale),
+                                           .num_heads = c_.index_num_heads,
+                                           .angles = angles,
+                                           .topk = c_.index_topk,
+                                           .keys = index_keys,
+                                           .dtype = index_dtype_,
+                                           .max_entries = step.max_entries,
+                                           .workspace = ws_->index_workspace,
+                                           .workspace_bytes = ws_->index_workspace_bytes,
+                                           .counters = ws_->index_counters,
+                                           .selected = ws_->selected,
+                                           .counts = ws_->num_selected});
     if (step.recorder == nullptr) return;
     ForceIndex(step, layer);
     const auto tokens = static_cast<size_t>(step.batch.num_tokens);
@@ -502,7 +513,7 @@ class CudaModel final : public DeepSeekV4 {
                          .groups = c_.o_groups,
                          .output = GemmOutput::kFp8Tiles,
                          .y_fp8 = grouped};
-    Launch(first, *step.stream);
+    Enqueue(step, "grouped output product", first);
     kernels::CudaGemmParams second{.num_problems = 1, .num_tokens = step.batch.num_tokens};
     second.problems[0] = {.w = w.wo_b,
                           .x_fp8 = grouped,
@@ -511,7 +522,7 @@ class CudaModel final : public DeepSeekV4 {
                           .y = ws_->y,
                           .y_stride = c_.hidden_size,
                           .y_fp8 = {}};
-    Launch(second, *step.stream);
+    Enqueue(step, "output product", second);
   }
 
   // Of one layer: [tokens, k].
@@ -529,7 +540,7 @@ class CudaModel final : public DeepSeekV4 {
                         .y = ws_->router_logits,
                         .y_stride = c_.num_experts,
                         .y_fp8 = {}};
-    Launch(gate, *step.stream);
+    Enqueue(step, "router gate", gate);
     const kernels::Fp8Tiles gathered{ws_->gathered, ws_->gathered_scales, ws_->pair_rows / 8};
     kernels::CudaMoeRouteParams route{.logits = ws_->router_logits,
                                       .num_tokens = tokens,
@@ -547,40 +558,40 @@ class CudaModel final : public DeepSeekV4 {
                                       .x = HFp8(step),
                                       .gathered = gathered};
     if (step.recorder != nullptr) ForceRouting(step, layer, route);
-    Launch(route, *step.stream);
+    Enqueue(step, "routing", route);
     RecordRouting(step, layer);
-    Launch(kernels::CudaExpertParams{.num_tokens = tokens,
-                                     .hidden = c_.hidden_size,
-                                     .intermediate = c_.moe_intermediate_size,
-                                     .num_experts = c_.num_experts,
-                                     .num_chosen = c_.num_experts_per_token,
-                                     .swiglu_limit = static_cast<float>(c_.swiglu_limit),
-                                     .routed = w.routed,
-                                     .shared = w.shared,
-                                     .x = HFp8(step),
-                                     .gathered = gathered,
-                                     .plan = ws_->plan,
-                                     .t = {ws_->t, ws_->t_scales, ws_->pair_rows / 8},
-                                     .y = ws_->pairs},
-           *step.stream);
+    Enqueue(step, "experts",
+            kernels::CudaExpertParams{.num_tokens = tokens,
+                                      .hidden = c_.hidden_size,
+                                      .intermediate = c_.moe_intermediate_size,
+                                      .num_experts = c_.num_experts,
+                                      .num_chosen = c_.num_experts_per_token,
+                                      .swiglu_limit = static_cast<float>(c_.swiglu_limit),
+                                      .routed = w.routed,
+                                      .shared = w.shared,
+                                      .x = HFp8(step),
+                                      .gathered = gathered,
+                                      .plan = ws_->plan,
+                                      .t = {ws_->t, ws_->t_scales, ws_->pair_rows / 8},
+                                      .y = ws_->pairs});
   }
 
   void Logits(const CudaStep& step, const kernels::SublayerOutput& output) {
     if (step.num_logits_rows == 0) return;
     const int64_t groups = kernels::PaddedTokens(step.num_logits_rows) / 8;
-    Launch(kernels::CudaHyperConnectionParams{.streams = ws_->streams,
-                                              .num_tokens = step.num_logits_rows,
-                                              .hidden = c_.hidden_size,
-                                              .output = output,
-                                              .before = ws_->ffn_state,
-                                              .fn = weights_->hc_head.fn,
-                                              .scale = weights_->hc_head.scale,
-                                              .base = weights_->hc_head.base,
-                                              .norm_weight = weights_->norm,
-                                              .constants = constants_,
-                                              .h = {ws_->h, groups},
-                                              .rows = step.logits_rows},
-           *step.stream);
+    Enqueue(step, "last boundary",
+            kernels::CudaHyperConnectionParams{.streams = ws_->streams,
+                                               .num_tokens = step.num_logits_rows,
+                                               .hidden = c_.hidden_size,
+                                               .output = output,
+                                               .before = ws_->ffn_state,
+                                               .fn = weights_->hc_head.fn,
+                                               .scale = weights_->hc_head.scale,
+                                               .base = weights_->hc_head.base,
+                                               .norm_weight = weights_->norm,
+                                               .constants = constants_,
+                                               .h = {ws_->h, groups},
+                                               .rows = step.logits_rows});
     kernels::CudaGemmParams head{.num_problems = 1, .num_tokens = step.num_logits_rows};
     head.problems[0] = {.w = weights_->head,
                         .x_fp8 = {},
@@ -589,7 +600,7 @@ class CudaModel final : public DeepSeekV4 {
                         .y = step.logits,
                         .y_stride = c_.vocab_size,
                         .y_fp8 = {}};
-    Launch(head, *step.stream);
+    Enqueue(step, "head", head);
   }
 
   template <typename U>
@@ -606,7 +617,7 @@ class CudaModel final : public DeepSeekV4 {
   }
 
   void RecordRouting(const CudaStep& step, int layer) {
-    if (step.recorder == nullptr) return;
+    if (step.recorder == nullptr || !step.recorder->wants_choices()) return;
     const auto k = static_cast<size_t>(c_.num_experts_per_token);
     const auto tokens = static_cast<size_t>(step.batch.num_tokens);
     const auto ids = Fetch(ExpertIds(step, layer), tokens * k, *step.stream);
@@ -616,7 +627,7 @@ class CudaModel final : public DeepSeekV4 {
   }
 
   void RecordStreams(const CudaStep& step, int layer) {
-    if (step.recorder == nullptr) return;
+    if (step.recorder == nullptr || !step.recorder->wants_streams()) return;
     const size_t count =
         static_cast<size_t>(step.batch.num_tokens) * 4 * static_cast<size_t>(c_.hidden_size);
     const auto streams =
@@ -633,6 +644,7 @@ class CudaModel final : public DeepSeekV4 {
   std::byte* const staging_;  // pinned host memory, batch_bytes
   const kernels::HyperConnectionConstants constants_;
   std::vector<int32_t> token_seq_, positions_;
+  int layer_ = -1;  // whose operators are being enqueued; -1: none's
   std::map<GraphKey, cudaGraphExec_t> graphs_;
 };
 
@@ -657,11 +669,16 @@ Status CheckSizes(const config::ModelConfig& c) {
 
 Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig& config,
                                                        kv_cache::IndexKeyDType index_dtype,
-                                                       const Weights& host, bool dummy,
+                                                       const checkpoint::TensorSource& source, bool dummy,
                                                        const ModelLimits& limits,
                                                        device::Device& device) {
   RETURN_IF_ERROR(CheckSizes(config));
-  ASSIGN_OR_RETURN(auto weights, MakeCudaWeights(config, host, dummy, device));
+  const kv_cache::KvLayout layout =
+      kv_cache::MakeKvLayout(config, config::Numerics::kOfficial, index_dtype);
+  const OtherMemory other{
+      .workspace_bytes = CudaWorkspaceBytes(config, limits),
+      .kv_bytes = MaxTableBlocks(limits) * layout.block_bytes + layout.state.slot_bytes};
+  ASSIGN_OR_RETURN(auto weights, MakeCudaWeights(config, source, dummy, other, device));
   ASSIGN_OR_RETURN(auto workspace, MakeCudaWorkspace(config, limits, device));
   ASSIGN_OR_RETURN(const auto stream, device.MakeStream());
   for (const LayerKind kind : {LayerKind::kWindow, LayerKind::kC4}) {

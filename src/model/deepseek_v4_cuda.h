@@ -5,17 +5,18 @@
 
 #include <memory>
 
+#include "checkpoint/checkpoint.h"
 #include "model/model.h"
-#include "model/weights.h"
 
 namespace fathom::model {
 
-// `host` is weights in host memory; they are not needed afterwards. `dummy`: their values are not
-// read but made on the GPU. kDevice in a build without CUDA code.
+// Reads the weights from `source`, which is not needed afterwards. `dummy`: their values are not
+// read but made on the GPU. kOutOfMemory says what is needed, before anything is read; kDevice in a
+// build without CUDA code.
 Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig& config,
                                                        kv_cache::IndexKeyDType index_dtype,
-                                                       const Weights& host, bool dummy,
-                                                       const ModelLimits& limits,
+                                                       const checkpoint::TensorSource& source,
+                                                       bool dummy, const ModelLimits& limits,
                                                        device::Device& device);
 
 }  // namespace fathom::model

@@ -29,8 +29,6 @@ __device__ uint32_t Word(DummyKind kind, uint32_t random, int limit) {
       return 0x77777777u;  // 2^-8
     case DummyKind::kOnesBf16:
       return 0x3f803f80u;
-    case DummyKind::kCache:  // small positive numbers, whatever a byte stands for
-      return random & 0x77777777u;
     case DummyKind::kExpertIds:
       return random % static_cast<uint32_t>(limit);
   }

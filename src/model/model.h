@@ -51,9 +51,14 @@ struct ForwardBatch {
 };
 
 // What a comparison with an oracle needs: the choices the model made. Expert ids and entries
-// ascend. OnIndex is called for ratio-4 layers. Called on the thread of Forward.
+// ascend. OnIndex is called for ratio-4 layers. Called on the thread of Forward. On a GPU a step
+// with a recorder runs operator by operator, and what is recorded is copied to the host.
 struct ChoiceRecorder {
   virtual ~ChoiceRecorder() = default;
+  virtual bool wants_choices() const { return true; }
+  virtual bool wants_streams() const { return true; }
+  // On a GPU: the operator is enqueued next. Layer -1: it belongs to none. `name` is a literal.
+  virtual void OnOperator(const char* /*name*/, int /*layer*/) {}
   virtual void OnRouting(int layer, int token_row, std::span<const int32_t> expert_ids) = 0;
   virtual void OnIndex(int layer, int token_row, std::span<const int32_t> entries) = 0;
   // The residual streams after the layer: [tokens, hc_mult, hidden] of the activation type.

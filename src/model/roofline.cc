@@ -56,8 +56,8 @@ void AddCompressors(const ModelConfig& c, double tokens, std::vector<ProductCost
   const double c4_rows = 2 * 2 * (c.head_dim + c.index_head_dim);
   const double c128_rows = 2.0 * c.head_dim;
   out->push_back(
-      Linear("compressors, ratio 4", ProductType::kFp32, 2 * c4_rows * h, c4_rows, h, tokens, c4));
-  out->push_back(Linear("compressors, ratio 128", ProductType::kFp32, 2 * c128_rows * h, c128_rows,
+      Linear("compressors, ratio 4", ProductType::kBf16, 2 * c4_rows * h, c4_rows, h, tokens, c4));
+  out->push_back(Linear("compressors, ratio 128", ProductType::kBf16, 2 * c128_rows * h, c128_rows,
                         h, tokens, c128));
 }
 
@@ -112,13 +112,15 @@ void AddAttention(const ModelConfig& c, const KvLayout& layout, const StepShape&
       VisibleEntries(shape, 128, 1e18));
 }
 
-void AddExperts(const ModelConfig& c, double tokens, std::vector<ProductCost>* out) {
+void AddExperts(const ModelConfig& c, const StepShape& shape, std::vector<ProductCost>* out) {
+  const double tokens = static_cast<double>(shape.num_seqs) * shape.tokens_per_seq;
   const double layers = c.num_layers;
   const double h = c.hidden_size;
   const double inner = c.moe_intermediate_size;
   const double e = c.num_experts;
   const double k = c.num_experts_per_token;
-  const double distinct = e * (1 - std::pow(1 - k / e, tokens));
+  const double distinct =
+      shape.distinct_experts > 0 ? shape.distinct_experts : e * (1 - std::pow(1 - k / e, tokens));
   const double expert_bytes =
       c.expert_dtype == config::ExpertDType::kFp4 ? 3 * Fp4Bytes(inner, h) : 3 * Fp8Bytes(inner, h);
   out->push_back({.name = "routed experts",
@@ -129,7 +131,7 @@ void AddExperts(const ModelConfig& c, double tokens, std::vector<ProductCost>* o
                   .type = ProductType::kFp8,
                   .weight_bytes = layers * c.num_shared_experts * 3 * Fp8Bytes(inner, h),
                   .flops = layers * tokens * c.num_shared_experts * 6 * inner * h});
-  out->push_back(Linear("router gate", ProductType::kFp32, 2 * e * h, e, h, tokens, layers));
+  out->push_back(Linear("router gate", ProductType::kBf16, 2 * e * h, e, h, tokens, layers));
 }
 
 }  // namespace
@@ -143,7 +145,7 @@ std::vector<ProductCost> StepCosts(const ModelConfig& c, const KvLayout& layout,
   AddCompressors(c, tokens, &out);
   AddIndexer(c, layout, shape, &out);
   AddAttention(c, layout, shape, &out);
-  AddExperts(c, tokens, &out);
+  AddExperts(c, shape, &out);
   const double mixes = (2 + c.hc_mult) * c.hc_mult;
   out.push_back(Linear("hyper-connection mixes", ProductType::kFp32, 4 * mixes * c.hc_mult * h,
                        mixes, c.hc_mult * h, tokens, 2.0 * c.num_layers));

@@ -1,8 +1,8 @@
 // Roofline: the bytes and FLOPs that one step cannot do without, product by product, from the
 // config alone. Pure functions. What a step must at least move: every weight it uses once (experts:
-// the expected number of distinct ones under uniform independent routing), and the KV entries that
-// it reads. Activations, hyper-connection streams and KV writes are left out: a fused
-// implementation keeps them small.
+// the distinct ones that were counted, or the expected number under uniform independent routing),
+// and the KV entries that it reads. Activations, hyper-connection streams and KV writes are left
+// out: a fused implementation keeps them small.
 #pragma once
 
 #include <string>
@@ -13,14 +13,16 @@
 
 namespace fathom::model {
 
-// The arithmetic a product is priced by. kFp32 is done on tensor cores as three BF16 products.
+// The arithmetic a product is priced by. FP32 sums of BF16 values are BF16 products; kFp32, FP32
+// values, is done on tensor cores as three BF16 products.
 enum class ProductType { kFp8, kBf16, kFp32 };
 
 struct StepShape {
   int num_seqs = 1;
-  int tokens_per_seq = 1;      // 1: decode; more: a prefill chunk (or drafts to verify)
-  int64_t context_tokens = 0;  // before this step, per sequence
-  int logits_rows = 1;         // rows of the head product
+  int tokens_per_seq = 1;       // 1: decode; more: a prefill chunk (or drafts to verify)
+  int64_t context_tokens = 0;   // before this step, per sequence
+  int logits_rows = 1;          // rows of the head product
+  double distinct_experts = 0;  // that a layer chose, the layers' mean; 0: uniform routing
 };
 
 struct ProductCost {

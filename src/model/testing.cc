@@ -30,6 +30,22 @@ config::ModelConfig SmallConfig() {
   return c;
 }
 
+namespace {
+
+Result<std::unique_ptr<DeepSeekV4>> MakeModel(const config::ModelConfig& config,
+                                              config::Numerics numerics,
+                                              kv_cache::IndexKeyDType index_dtype,
+                                              const checkpoint::TensorSource& source,
+                                              const ModelLimits& limits, device::Device& device) {
+  if (device.kind() == device::DeviceKind::kCuda) {
+    return MakeDeepSeekV4Cuda(config, index_dtype, source, false, limits, device);
+  }
+  ASSIGN_OR_RETURN(auto weights, LoadWeights(config, source, device));
+  return MakeDeepSeekV4(config, numerics, index_dtype, std::move(weights), limits, device);
+}
+
+}  // namespace
+
 TestModel::TestModel(const config::ModelConfig& config, config::Numerics numerics, int num_threads,
                      int max_seqs, int max_len, kv_cache::IndexKeyDType index_dtype,
                      const checkpoint::TensorSource* weights_source,
@@ -46,15 +62,9 @@ TestModel::TestModel(const config::ModelConfig& config, config::Numerics numeric
     synthetic = checkpoint::MakeSyntheticSource(config, 1);
     weights_source = synthetic.get();
   }
-  const std::unique_ptr<device::Device> host = device::MakeCpuDevice(num_threads);
-  const bool on_cpu = device_->kind() == device::DeviceKind::kCpu;
-  auto weights = LoadWeights(config, *weights_source, on_cpu ? *device_ : *host);
-  CHECK(weights.ok());
   const ModelLimits limits{
       .max_batched_tokens = max_seqs * max_len, .max_num_seqs = max_seqs, .max_model_len = max_len};
-  auto model =
-      on_cpu ? MakeDeepSeekV4(config, numerics, index_dtype, std::move(*weights), limits, *device_)
-             : MakeDeepSeekV4Cuda(config, index_dtype, **weights, false, limits, *device_);
+  auto model = MakeModel(config, numerics, index_dtype, *weights_source, limits, *device_);
   CHECK(model.ok());
   model_ = std::move(*model);
   blocks_ = device_->Allocate(int64_t{max_seqs} * max_blocks_ * layout_.block_bytes).value();

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <string>
 
@@ -33,6 +34,12 @@ std::string_view BlockPrefix(std::string_view name) {
 }
 
 }  // namespace
+
+const TensorInfo& Weights::TensorAt(const void* data) const {
+  const auto it = tensors_.find(data);
+  CHECK(it != tensors_.end());
+  return *it->second;
+}
 
 int64_t Weights::bytes() const {
   int64_t bytes = 0;
@@ -87,6 +94,7 @@ class WeightLoader {
       std::byte* data = buffer.data();
       for (; begin < end; ++begin) {
         placed_.push_back({&tensors[begin], data});
+        weights_.tensors_.emplace(data, &tensors[begin]);
         data += AlignUp(MemoryBytes(tensors[begin]));
       }
       weights_.buffers_.push_back(std::move(buffer));
@@ -233,47 +241,24 @@ class WeightLoader {
   Status ReadAll() {
     std::vector<Piece> pieces;
     for (const Placed& p : placed_) {
-      for (int64_t offset = 0; offset < p.tensor->bytes; offset += kReadBytes) {
-        pieces.push_back({&p, offset, std::min(kReadBytes, p.tensor->bytes - offset)});
+      const int64_t bytes = MemoryBytes(*p.tensor);
+      for (int64_t offset = 0; offset < bytes; offset += kReadBytes) {
+        pieces.push_back({&p, offset, std::min(kReadBytes, bytes - offset)});
       }
     }
     ASSIGN_OR_RETURN(const std::unique_ptr<device::Stream> stream, device_.MakeStream());
     std::mutex mutex;
     stream->thread_pool().ParallelFor(
         static_cast<int64_t>(pieces.size()), 1, [&](int64_t i, int64_t) {
-          const Status status = ReadPiece(pieces[static_cast<size_t>(i)]);
+          const Piece& piece = pieces[static_cast<size_t>(i)];
+          const Status status =
+              ReadTensor(source_, *piece.placed->tensor, piece.offset, config_.num_experts,
+                         {piece.placed->data + piece.offset, static_cast<size_t>(piece.bytes)});
           if (status.ok()) return;
           const std::lock_guard lock(mutex);
           if (error_.ok()) error_ = status;
         });
     return error_;
-  }
-
-  Status ReadPiece(const Piece& piece) {
-    const TensorInfo& tensor = *piece.placed->tensor;
-    if (tensor.dtype == FileDType::kI64) return ReadExpertIds(piece);
-    std::byte* data = piece.placed->data + piece.offset;
-    RETURN_IF_ERROR(source_.Read(tensor, piece.offset, {data, static_cast<size_t>(piece.bytes)}));
-    if (tensor.dtype == FileDType::kF8E8M0 &&
-        std::find(data, data + piece.bytes, std::byte{255}) != data + piece.bytes) {
-      return BadModel(fmt::format("tensor {} holds the scale 255: expected 0 to 254", tensor.name));
-    }
-    return OkStatus();
-  }
-
-  Status ReadExpertIds(const Piece& piece) {
-    const TensorInfo& tensor = *piece.placed->tensor;
-    std::vector<int64_t> ids(static_cast<size_t>(piece.bytes) / sizeof(int64_t));
-    RETURN_IF_ERROR(source_.Read(tensor, piece.offset, std::as_writable_bytes(std::span(ids))));
-    auto* out = reinterpret_cast<int32_t*>(piece.placed->data) + piece.offset / 8;
-    for (const int64_t id : ids) {
-      if (id < 0 || id >= config_.num_experts) {
-        return BadModel(fmt::format("tensor {} holds the expert {}: expected 0 to {}", tensor.name,
-                                    id, config_.num_experts - 1));
-      }
-      *out++ = static_cast<int32_t>(id);
-    }
-    return OkStatus();
   }
 
   const config::ModelConfig& config_;
@@ -283,6 +268,37 @@ class WeightLoader {
   std::vector<Placed> placed_;
   Status error_;  // the first
 };
+
+namespace {
+
+Status ReadExpertIds(const checkpoint::TensorSource& source, const TensorInfo& tensor,
+                     int64_t offset, int num_experts, std::span<std::byte> out) {
+  std::vector<int64_t> ids(out.size() / sizeof(int32_t));
+  RETURN_IF_ERROR(source.Read(tensor, offset * 2, std::as_writable_bytes(std::span(ids))));
+  auto* to = reinterpret_cast<int32_t*>(out.data());
+  for (const int64_t id : ids) {
+    if (id < 0 || id >= num_experts) {
+      return BadModel(fmt::format("tensor {} holds the expert {}: expected 0 to {}", tensor.name,
+                                  id, num_experts - 1));
+    }
+    *to++ = static_cast<int32_t>(id);
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+Status ReadTensor(const checkpoint::TensorSource& source, const TensorInfo& tensor, int64_t offset,
+                  int num_experts, std::span<std::byte> out) {
+  if (tensor.dtype == FileDType::kI64) {
+    return ReadExpertIds(source, tensor, offset, num_experts, out);
+  }
+  RETURN_IF_ERROR(source.Read(tensor, offset, out));
+  if (tensor.dtype == FileDType::kF8E8M0 && std::memchr(out.data(), 255, out.size()) != nullptr) {
+    return BadModel(fmt::format("tensor {} holds the scale 255: expected 0 to 254", tensor.name));
+  }
+  return OkStatus();
+}
 
 Result<std::shared_ptr<const Weights>> LoadWeights(const config::ModelConfig& config,
                                                    const checkpoint::TensorSource& source,

@@ -3,7 +3,9 @@
 // views point into buffers that Weights owns; the device outlives it.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/status.h"
@@ -85,10 +87,13 @@ class Weights {
   DSparkWeights dspark;  // when it is kDSpark
 
   int64_t bytes() const;
+  // The tensor whose memory begins at `data` (CHECKed); the source that was read must live.
+  const checkpoint::TensorInfo& TensorAt(const void* data) const;
 
  private:
   friend class WeightLoader;
   std::vector<device::Buffer> buffers_;
+  std::map<const void*, const checkpoint::TensorInfo*> tensors_;  // by where their memory begins
 };
 
 // Reads all tensors, on the device's threads. kBadModel for a tensor that is missing or holds
@@ -97,8 +102,13 @@ Result<std::shared_ptr<const Weights>> LoadWeights(const config::ModelConfig& co
                                                    const checkpoint::TensorSource& source,
                                                    device::Device& device);
 
-// The same without values: every byte is zero, and takes no memory until it is touched. For dummy
-// weights, whose values are made where they are used.
+// Bytes [offset, offset + out.size()) of a tensor as Weights holds it (expert ids are int32), with
+// the checks of LoadWeights. Any thread.
+Status ReadTensor(const checkpoint::TensorSource& source, const checkpoint::TensorInfo& tensor,
+                  int64_t offset, int num_experts, std::span<std::byte> out);
+
+// The same without values: every byte is zero, and takes no memory until it is touched. For weights
+// whose values are read, or made, where they are used.
 Result<std::shared_ptr<const Weights>> PlaceWeights(const config::ModelConfig& config,
                                                     const checkpoint::TensorSource& source,
                                                     device::Device& device);

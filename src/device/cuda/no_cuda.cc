@@ -1,3 +1,4 @@
+#include "device/cpu/cpu_timeline.h"
 #include "device/device.h"
 
 namespace fathom::device {
@@ -8,5 +9,7 @@ Result<std::unique_ptr<Device>> MakeCudaDevice(int) {
       "or use "
       "--device cpu");
 }
+
+std::unique_ptr<Timeline> MakeTimeline(DeviceKind) { return MakeCpuTimeline(); }
 
 }  // namespace fathom::device

@@ -1,0 +1,346 @@
+// bench latency and bench kernels: batches of equal prompts, from their first chunk to their last
+// token, on the model alone: no scheduler, no sampling. A step's share is that of its roofline
+// (model/roofline.h) with the experts that it chose.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "apps/fathom/bench/bench.h"
+#include "apps/fathom/bench/operator_profile.h"
+#include "apps/fathom/bench/report.h"
+#include "apps/fathom/bench/step_bench.h"
+#include "apps/fathom/model_session.h"
+#include "base/clock.h"
+#include "device/timeline.h"
+
+namespace fathom::app {
+namespace {
+
+// A step of a batch's prompts.
+struct Chunk {
+  model::StepShape shape;
+  int first_seq = 0;
+};
+
+struct Case {
+  int batch_size = 1;
+  int64_t input_len = 0;
+  int64_t prefill_len = 0;
+};
+
+// The steps of one kind that a case takes.
+struct StepTimes {
+  std::vector<double> seconds;  // decode: of a step; prefill: of all chunks, one an iteration
+  double floor_us = 0;          // 0: no ceilings are known for the device
+  double bytes = 0;
+  double flops = 0;
+  double experts = 0;  // distinct ones a layer chose
+};
+
+struct CaseResult {
+  Case of;
+  std::vector<double> latencies;  // seconds, from the first chunk to the last token
+  StepTimes prefill, decode;
+  double decode_device_us = 0;  // a decode step's time when the host is ahead
+  std::vector<OperatorTime> prefill_operators, decode_operators;
+};
+
+std::vector<Case> MakeCases(const StepBenchOptions& options) {
+  std::vector<Case> cases;
+  for (const int64_t input_len : options.input_lens) {
+    for (const int batch_size : options.batch_sizes) {
+      cases.push_back(
+          {batch_size, input_len, std::min(input_len, options.prefill_len.value_or(input_len))});
+    }
+  }
+  return cases;
+}
+
+// Prompts in order, as many tokens a step as it may have. Every step has equal parts.
+std::vector<Chunk> PrefillChunks(const Case& c, int max_tokens) {
+  std::vector<Chunk> chunks;
+  const int64_t cached = c.input_len - c.prefill_len;
+  const auto seqs_per_step =
+      static_cast<int>(std::max<int64_t>(1, max_tokens / std::max<int64_t>(1, c.prefill_len)));
+  for (int seq = 0; seq < c.batch_size && c.prefill_len > 0; seq += seqs_per_step) {
+    const int seqs = std::min(seqs_per_step, c.batch_size - seq);
+    for (int64_t done = 0; done < c.prefill_len; done += max_tokens) {
+      const auto tokens = static_cast<int>(std::min<int64_t>(max_tokens, c.prefill_len - done));
+      chunks.push_back({{.num_seqs = seqs,
+                         .tokens_per_seq = tokens,
+                         .context_tokens = cached + done,
+                         .logits_rows = seqs},
+                        seq});
+    }
+  }
+  return chunks;
+}
+
+model::StepShape DecodeShape(const Case& c, int64_t step) {
+  return {.num_seqs = c.batch_size,
+          .tokens_per_seq = 1,
+          .context_tokens = c.input_len + step,
+          .logits_rows = c.batch_size};
+}
+
+class CaseBench {
+ public:
+  CaseBench(StepBench& bench, const StepBenchOptions& options, const Case& c)
+      : bench_(bench),
+        options_(options),
+        chunks_(PrefillChunks(c, bench.session().limits.max_batched_tokens)),
+        num_decodes_(options.output_len - (chunks_.empty() ? 0 : 1)) {
+    result_.of = c;
+  }
+
+  Result<CaseResult> Run(bool merge_layer_kinds) {
+    RETURN_IF_ERROR(CountExperts());
+    for (int i = -options_.num_iters_warmup; i < options_.num_iters; ++i) {
+      RETURN_IF_ERROR(Iterate(i >= 0));
+    }
+    if (!on_gpu()) return std::move(result_);
+    if (num_decodes_ > 0) RETURN_IF_ERROR(TimeDevice());
+    if (options_.profile) RETURN_IF_ERROR(Profile(merge_layer_kinds));
+    return std::move(result_);
+  }
+
+ private:
+  bool on_gpu() const { return bench_.session().device->kind() == device::DeviceKind::kCuda; }
+
+  // To where the case begins.
+  Status Rewind() { return bench_.Rewind(result_.of.input_len - result_.of.prefill_len); }
+
+  // Runs every step of the case once, and prices it with the experts that it chose.
+  Status CountExperts() {
+    RETURN_IF_ERROR(Rewind());
+    for (const Chunk& chunk : chunks_) {
+      ASSIGN_OR_RETURN(prefill_experts_, bench_.CountExperts(chunk.shape, chunk.first_seq));
+      AddPrice(chunk.shape, prefill_experts_, 1.0, result_.prefill);
+    }
+    if (num_decodes_ == 0) return OkStatus();
+    ASSIGN_OR_RETURN(decode_experts_, bench_.CountExperts(DecodeShape(result_.of, 0)));
+    AddPrice(DecodeShape(result_.of, num_decodes_ / 2), decode_experts_, 1.0, result_.decode);
+    return OkStatus();
+  }
+
+  void AddPrice(model::StepShape shape, const ExpertCounts& experts, double steps,
+                StepTimes& times) const {
+    shape.distinct_experts = MeanExperts(experts);
+    times.experts = shape.distinct_experts;
+    const auto costs = model::StepCosts(bench_.session().config, bench_.layout(), shape);
+    for (const model::ProductCost& cost : costs) {
+      times.bytes += (cost.weight_bytes + cost.kv_bytes) * steps;
+      times.flops += cost.flops * steps;
+    }
+    const model::DeviceCeilings ceilings = model::H200Ceilings();
+    if (bench_.session().device->name().find(ceilings.name) == std::string::npos) return;
+    times.floor_us += model::Price(costs, ceilings).floor_us() * steps;
+  }
+
+  Result<double> TimeStep(const model::StepShape& shape, int first_seq) {
+    bench_.Prepare(shape, first_seq);
+    const TimePoint begin = clock_.Now();
+    bench_.Forward();
+    RETURN_IF_ERROR(bench_.Synchronize());
+    return Seconds(clock_.Now() - begin);
+  }
+
+  Status Iterate(bool keep) {
+    RETURN_IF_ERROR(Rewind());
+    double prefill = 0, decode = 0;
+    for (const Chunk& chunk : chunks_) {
+      ASSIGN_OR_RETURN(const double seconds, TimeStep(chunk.shape, chunk.first_seq));
+      prefill += seconds;
+    }
+    for (int step = 0; step < num_decodes_; ++step) {
+      ASSIGN_OR_RETURN(const double seconds, TimeStep(DecodeShape(result_.of, step), 0));
+      decode += seconds;
+      if (keep) result_.decode.seconds.push_back(seconds);
+    }
+    if (!keep) return OkStatus();
+    if (!chunks_.empty()) result_.prefill.seconds.push_back(prefill);
+    result_.latencies.push_back(prefill + decode);
+    return OkStatus();
+  }
+
+  // A decode step behind others: the GPU has no reason to wait for the host.
+  Status TimeDevice() {
+    constexpr int kSteps = 12;
+    const auto timeline = device::MakeTimeline(device::DeviceKind::kCuda);
+    const model::StepShape shape = DecodeShape(result_.of, num_decodes_ / 2);
+    RETURN_IF_ERROR(bench_.Rewind(shape.context_tokens));
+    bench_.Prepare(shape);
+    for (int i = 0; i < kSteps; ++i) {
+      bench_.Forward();
+      timeline->Mark(bench_.stream());
+    }
+    ASSIGN_OR_RETURN(const std::vector<double> times, timeline->Take());
+    result_.decode_device_us = Percentile(times, 0.5);
+    return OkStatus();
+  }
+
+  Status Profile(bool merge_layer_kinds) {
+    constexpr int kRepeats = 5;
+    if (!chunks_.empty()) {
+      ASSIGN_OR_RETURN(result_.prefill_operators,
+                       ProfileOperators(bench_, chunks_.back().shape, prefill_experts_, kRepeats));
+    }
+    if (num_decodes_ > 0) {
+      const model::StepShape shape = DecodeShape(result_.of, num_decodes_ / 2);
+      RETURN_IF_ERROR(bench_.Rewind(shape.context_tokens));
+      ASSIGN_OR_RETURN(result_.decode_operators,
+                       ProfileOperators(bench_, shape, decode_experts_, kRepeats));
+    }
+    if (!merge_layer_kinds) return OkStatus();
+    result_.prefill_operators = MergeLayerKinds(result_.prefill_operators);
+    result_.decode_operators = MergeLayerKinds(result_.decode_operators);
+    return OkStatus();
+  }
+
+  StepBench& bench_;
+  const StepBenchOptions& options_;
+  const std::vector<Chunk> chunks_;
+  const int num_decodes_;
+  const SystemClock clock_;
+  CaseResult result_;
+  ExpertCounts prefill_experts_;  // of the last chunk
+  ExpertCounts decode_experts_;
+};
+
+void PrintSteps(const char* what, const StepTimes& times, double tokens) {
+  if (times.seconds.empty()) return;
+  const double median = Percentile(times.seconds, 0.5);
+  fmt::print("  {:<8} {:>9.3f} ms (p10 {:.3f}, p90 {:.3f}), {:.0f} tokens/s", what, median * 1e3,
+             Percentile(times.seconds, 0.1) * 1e3, Percentile(times.seconds, 0.9) * 1e3,
+             tokens / median);
+  if (times.floor_us > 0) {
+    fmt::print("; floor {:.3f} ms: {}", times.floor_us / 1e3,
+               FormatShare(times.floor_us, median * 1e6));
+  }
+  fmt::print("; {:.2f} GB, {:.2f} TFLOP, {:.1f} experts a layer\n", times.bytes / 1e9,
+             times.flops / 1e12, times.experts);
+}
+
+void PrintCase(const CaseResult& r) {
+  const Case& c = r.of;
+  fmt::print("batch {}, {} tokens in{}\n", c.batch_size, c.input_len,
+             c.prefill_len < c.input_len
+                 ? fmt::format(" ({} of them taken as cached)", c.input_len - c.prefill_len)
+                 : "");
+  PrintSteps("prefill", r.prefill, static_cast<double>(c.batch_size * c.prefill_len));
+  PrintSteps("decode", r.decode, c.batch_size);
+  if (r.decode_device_us > 0) {
+    const double wall_us = Percentile(r.decode.seconds, 0.5) * 1e6;
+    fmt::print(
+        "  on the device {:.3f} ms a decode step; a host that waits for each adds {:.1f} us\n",
+        r.decode_device_us / 1e3, std::max(0.0, wall_us - r.decode_device_us));
+  }
+  fmt::print("  latency  {:>9.3f} ms\n", Mean(r.latencies) * 1e3);
+  for (const auto& [what, operators] : {std::pair{"prefill (last chunk)", &r.prefill_operators},
+                                        std::pair{"decode", &r.decode_operators}}) {
+    if (operators->empty()) continue;
+    fmt::print("  {}, each operator alone:\n{}", what, FormatOperators(*operators));
+  }
+  std::fflush(stdout);
+}
+
+json::Value ToJson(const StepTimes& times) {
+  json::Value out = json::Value::Object();
+  out.Set("median_ms", json::Value::Number(Percentile(times.seconds, 0.5) * 1e3));
+  out.Set("mean_ms", json::Value::Number(Mean(times.seconds) * 1e3));
+  out.Set("p90_ms", json::Value::Number(Percentile(times.seconds, 0.9) * 1e3));
+  out.Set("bytes", json::Value::Number(times.bytes));
+  out.Set("flops", json::Value::Number(times.flops));
+  out.Set("experts_per_layer", json::Value::Number(times.experts));
+  if (times.floor_us > 0) {
+    out.Set("floor_ms", json::Value::Number(times.floor_us / 1e3));
+    out.Set("share_of_roofline",
+            json::Value::Number(times.floor_us / 1e6 / Percentile(times.seconds, 0.5)));
+  }
+  return out;
+}
+
+json::Value ToJson(const CaseResult& r, int output_len) {
+  json::Value out = json::Value::Object();
+  out.Set("batch_size", json::Value::Number(int64_t{r.of.batch_size}));
+  out.Set("input_len", json::Value::Number(r.of.input_len));
+  out.Set("prefill_len", json::Value::Number(r.of.prefill_len));
+  out.Set("output_len", json::Value::Number(int64_t{output_len}));
+  out.Set("avg_latency", json::Value::Number(Mean(r.latencies)));
+  std::vector<json::Value> latencies;
+  for (const double s : r.latencies) latencies.push_back(json::Value::Number(s));
+  out.Set("latencies", json::Value::Array(std::move(latencies)));
+  out.Set("percentiles", Percentiles(r.latencies));
+  if (!r.prefill.seconds.empty()) out.Set("prefill", ToJson(r.prefill));
+  if (!r.decode.seconds.empty()) out.Set("decode", ToJson(r.decode));
+  if (r.decode_device_us > 0) {
+    out.Find("decode")->Set("device_ms", json::Value::Number(r.decode_device_us / 1e3));
+  }
+  if (!r.prefill_operators.empty()) {
+    out.Set("prefill_operators", OperatorsToJson(r.prefill_operators));
+  }
+  if (!r.decode_operators.empty()) {
+    out.Set("decode_operators", OperatorsToJson(r.decode_operators));
+  }
+  return out;
+}
+
+Status Check(const StepBenchOptions& options) {
+  if (options.output_len == 0 && options.prefill_len == 0) {
+    return InvalidArgument("--output-len 0 with --prefill-len 0 leaves nothing to run");
+  }
+  return OkStatus();
+}
+
+// Limits that the cases need and no more: what the workspace does not take, the KV cache may.
+Result<ModelSession> Open(const StepBenchOptions& options, const std::vector<Case>& cases) {
+  ModelOptions model = options.model;
+  int64_t most_tokens = 1;
+  model.max_num_seqs = 1;
+  for (const Case& c : cases) {
+    model.max_num_seqs = std::max(model.max_num_seqs, c.batch_size);
+    model.max_model_len = std::max(model.max_model_len, c.input_len + options.output_len);
+    most_tokens = std::max(most_tokens, c.batch_size * c.prefill_len);
+  }
+  model.max_num_batched_tokens =
+      static_cast<int>(std::min<int64_t>(model.max_num_batched_tokens, most_tokens));
+  return OpenModel(model, SessionText::kTokensOnly);
+}
+
+Status RunCases(const StepBenchOptions& options, bool merge_layer_kinds) {
+  RETURN_IF_ERROR(Check(options));
+  const std::vector<Case> cases = MakeCases(options);
+  ASSIGN_OR_RETURN(const ModelSession session, Open(options, cases));
+  if (options.profile && session.device->kind() == device::DeviceKind::kCpu) {
+    return InvalidArgument("operators are timed on a GPU only; this is " + session.device->name());
+  }
+  fmt::print("{}, {} layers, on {}\n", options.model.model, session.config.num_layers,
+             session.device->name());
+  json::Value results = json::Value::Array();
+  for (const Case& c : cases) {
+    ASSIGN_OR_RETURN(const auto bench,
+                     StepBench::Make(session, c.batch_size, c.input_len + options.output_len));
+    ASSIGN_OR_RETURN(const CaseResult result, CaseBench(*bench, options, c).Run(merge_layer_kinds));
+    PrintCase(result);
+    results.items().push_back(ToJson(result, options.output_len));
+  }
+  json::Value out = json::Value::Object();
+  out.Set("model", json::Value::String(options.model.model));
+  out.Set("num_hidden_layers", json::Value::Number(int64_t{session.config.num_layers}));
+  out.Set("device", json::Value::String(session.device->name()));
+  out.Set("cases", std::move(results));
+  return WriteJson(options.output_json, out);
+}
+
+}  // namespace
+
+Status RunBenchLatency(const StepBenchOptions& options) { return RunCases(options, true); }
+
+Status RunBenchKernels(const StepBenchOptions& options) {
+  StepBenchOptions kernels = options;
+  kernels.profile = true;
+  return RunCases(kernels, false);
+}
+
+}  // namespace fathom::app

@@ -1,0 +1,64 @@
+// StepBench: steps of a model, prefill chunks and decodes, on KV pools of its own that nobody
+// computed: made-up contents on a GPU, zeros on a CPU. Owned by a bench command; main thread. The
+// session outlives it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "apps/fathom/model_session.h"
+#include "base/status.h"
+#include "device/device.h"
+#include "kv_cache/kv_layout.h"
+#include "model/model.h"
+#include "model/roofline.h"
+#include "runtime/device_batch.h"
+
+namespace fathom::app {
+
+// How many distinct experts each layer chose in a step.
+using ExpertCounts = std::vector<int>;
+double MeanExperts(const ExpertCounts& counts);
+
+class StepBench {
+ public:
+  // Pools for `num_seqs` sequences of up to `max_tokens` tokens. kOutOfMemory.
+  static Result<std::unique_ptr<StepBench>> Make(const ModelSession& session, int num_seqs,
+                                                 int64_t max_tokens);
+
+  // Every sequence stands at `context` tokens from now on, wherever it was; steps follow on that.
+  Status Rewind(int64_t context);
+  // Makes the host's side of a step of the sequences first_seq... Every sequence's last token gives
+  // logits.
+  void Prepare(const model::StepShape& shape, int first_seq = 0);
+  // Enqueues the step that was prepared; again and again, if wanted.
+  void Forward(model::ChoiceRecorder* recorder = nullptr);
+  Status Synchronize() { return stream_->Synchronize(); }
+  // Prepare, Forward and Synchronize; what the layers chose.
+  Result<ExpertCounts> CountExperts(const model::StepShape& shape, int first_seq = 0);
+
+  device::Stream& stream() { return *stream_; }
+  const kv_cache::KvLayout& layout() const { return layout_; }
+  const ModelSession& session() const { return session_; }
+
+ private:
+  explicit StepBench(const ModelSession& session);
+  Status AllocatePools(int num_seqs, int64_t max_tokens);
+  request::BlockTable Table(int seq, int64_t begin, int64_t end);
+  model::KvCacheView kv() const {
+    return {blocks_.data(), window_pages_.data(), state_slots_.data()};
+  }
+
+  const ModelSession& session_;
+  const kv_cache::KvLayout layout_;
+  int64_t blocks_per_seq_ = 0;
+  device::Buffer blocks_, window_pages_, state_slots_, logits_;
+  std::unique_ptr<device::Stream> stream_;
+  // The window pages that each sequence holds: [seq][place] is the page's number, or -1.
+  std::vector<std::vector<int64_t>> pages_;
+  runtime::DeviceBatch batch_;
+  std::vector<int32_t> tokens_;  // of one sequence
+};
+
+}  // namespace fathom::app

@@ -1,0 +1,219 @@
+// bench throughput: requests of random tokens through the whole engine, all submitted at once.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+
+#include "apps/fathom/bench/bench.h"
+#include "apps/fathom/bench/report.h"
+#include "apps/fathom/bench/step_bench.h"
+#include "apps/fathom/local_engine.h"
+#include "base/clock.h"
+#include "device/timeline.h"
+
+namespace fathom::app {
+namespace {
+
+// What the requests' events tell; any thread.
+class Arrivals {
+ public:
+  explicit Arrivals(int num_requests) : unfinished_(num_requests) {}
+
+  // Times of one request's tokens; touched by one event at a time.
+  struct Request {
+    TimePoint submitted;
+    std::vector<TimePoint> tokens;
+  };
+
+  void OnEvent(Request& request, const request::TokenEvent& event) {
+    const TimePoint now = clock_.Now();
+    const std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < event.token_ids.size(); ++i) request.tokens.push_back(now);
+    if (!event.finish_reason) return;
+    if (*event.finish_reason == request::FinishReason::kError && error_.ok()) error_ = event.error;
+    if (--unfinished_ == 0) done_.notify_all();
+  }
+  Status Wait() {
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [this] { return unfinished_ == 0; });
+    return error_;
+  }
+
+ private:
+  const SystemClock clock_;
+  std::mutex mutex_;
+  std::condition_variable done_;
+  int unfinished_;  // guarded by mutex_, as the requests and the next
+  Status error_;
+};
+
+class ArrivalSink final : public request::TokenSink {
+ public:
+  ArrivalSink(Arrivals& arrivals, Arrivals::Request& request)
+      : arrivals_(arrivals), request_(request) {}
+  void OnEvent(request::TokenEvent event) override { arrivals_.OnEvent(request_, event); }
+
+ private:
+  Arrivals& arrivals_;
+  Arrivals::Request& request_;
+};
+
+struct Measured {
+  double seconds = 0;
+  std::vector<double> time_to_first_token;    // seconds
+  std::vector<double> time_between_tokens;    // while every request decodes
+  std::vector<double> time_per_output_token;  // a request's mean after its first
+};
+
+request::Request MakeRequest(const ThroughputOptions& options, engine::Engine& engine,
+                             int vocab_size, TimePoint now, std::mt19937_64& random) {
+  request::Request request;
+  request.id = engine.NextRequestId();
+  request.arrival = now;
+  for (int i = 0; i < options.input_len; ++i) {
+    request.prompt_token_ids.push_back(
+        static_cast<int32_t>(random() % static_cast<uint64_t>(vocab_size)));
+  }
+  request.sampling.temperature = options.temperature;
+  request.sampling.max_tokens = options.output_len;
+  request.sampling.ignore_eos = true;
+  request.sampling.seed = random();
+  return request;
+}
+
+// The gaps between one request's tokens from when the last request had its first token until the
+// first one ended: steps of decodes alone.
+std::vector<double> PureDecodeGaps(const std::vector<Arrivals::Request>& requests) {
+  TimePoint begin{}, end = TimePoint::max();
+  for (const Arrivals::Request& r : requests) {
+    if (r.tokens.empty()) return {};
+    begin = std::max(begin, r.tokens.front());
+    end = std::min(end, r.tokens.back());
+  }
+  std::vector<double> gaps;
+  const std::vector<TimePoint>& tokens = requests.front().tokens;
+  for (size_t i = 1; i < tokens.size(); ++i) {
+    if (tokens[i - 1] > begin && tokens[i] < end)
+      gaps.push_back(Seconds(tokens[i] - tokens[i - 1]));
+  }
+  return gaps;
+}
+
+Result<Measured> RunRequests(const ThroughputOptions& options, LocalEngine& local) {
+  const SystemClock clock;
+  std::mt19937_64 random(options.model.seed);
+  std::vector<Arrivals::Request> requests(static_cast<size_t>(options.num_prompts));
+  Arrivals arrivals(options.num_prompts);
+  std::vector<request::Request> submissions;
+  for (int i = 0; i < options.num_prompts; ++i) {
+    submissions.push_back(MakeRequest(options, local.engine(), local.session().config.vocab_size,
+                                      clock.Now(), random));
+  }
+  const TimePoint begin = clock.Now();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].submitted = submissions[i].arrival = clock.Now();
+    RETURN_IF_ERROR(local.engine().Submit(std::move(submissions[i]),
+                                          std::make_shared<ArrivalSink>(arrivals, requests[i])));
+  }
+  RETURN_IF_ERROR(arrivals.Wait());
+  Measured out;
+  out.seconds = Seconds(clock.Now() - begin);
+  for (const Arrivals::Request& r : requests) {
+    out.time_to_first_token.push_back(Seconds(r.tokens.front() - r.submitted));
+    if (r.tokens.size() > 1) {
+      out.time_per_output_token.push_back(Seconds(r.tokens.back() - r.tokens.front()) /
+                                          static_cast<double>(r.tokens.size() - 1));
+    }
+  }
+  out.time_between_tokens = PureDecodeGaps(requests);
+  return out;
+}
+
+// What a decode step of all requests takes on the device when the host is ahead; microseconds.
+Result<double> DeviceStep(const ThroughputOptions& options, const ModelSession& session) {
+  constexpr int kSteps = 12;
+  const int64_t context = options.input_len + options.output_len / 2;
+  ASSIGN_OR_RETURN(const auto bench, StepBench::Make(session, options.num_prompts, context + 1));
+  const auto timeline = device::MakeTimeline(device::DeviceKind::kCuda);
+  RETURN_IF_ERROR(bench->Rewind(context));
+  bench->Prepare({.num_seqs = options.num_prompts,
+                  .context_tokens = context,
+                  .logits_rows = options.num_prompts});
+  for (int i = 0; i < kSteps; ++i) {
+    bench->Forward();
+    timeline->Mark(bench->stream());
+  }
+  ASSIGN_OR_RETURN(const std::vector<double> times, timeline->Take());
+  return Percentile(times, 0.5);
+}
+
+json::Value Milliseconds(const std::vector<double>& seconds) {
+  json::Value out = json::Value::Object();
+  out.Set("mean_ms", json::Value::Number(Mean(seconds) * 1e3));
+  out.Set("p50_ms", json::Value::Number(Percentile(seconds, 0.5) * 1e3));
+  out.Set("p99_ms", json::Value::Number(Percentile(seconds, 0.99) * 1e3));
+  return out;
+}
+
+void PrintTimes(const char* what, const std::vector<double>& seconds) {
+  if (seconds.empty()) return;
+  fmt::print("{:<28} mean {:.3f} ms, median {:.3f} ms, p99 {:.3f} ms\n", what, Mean(seconds) * 1e3,
+             Percentile(seconds, 0.5) * 1e3, Percentile(seconds, 0.99) * 1e3);
+}
+
+}  // namespace
+
+Status RunBenchThroughput(const ThroughputOptions& options) {
+  ModelOptions model = options.model;
+  model.max_model_len =
+      std::max<int64_t>(model.max_model_len, int64_t{options.input_len} + options.output_len);
+  if (options.profile && options.num_prompts > model.max_num_seqs) {
+    return InvalidArgument(fmt::format(
+        "--profile needs all prompts in one step: --num-prompts {} with --max-num-seqs {}",
+        options.num_prompts, model.max_num_seqs));
+  }
+  ASSIGN_OR_RETURN(ModelSession session, OpenModel(model, SessionText::kTokensOnly));
+  if (options.profile && session.device->kind() == device::DeviceKind::kCpu) {
+    return InvalidArgument("--profile measures a GPU; this is " + session.device->name());
+  }
+  double device_us = 0;
+  if (options.profile) {
+    ASSIGN_OR_RETURN(device_us, DeviceStep(options, session));
+  }
+  ASSIGN_OR_RETURN(const auto local,
+                   LocalEngine::Start(std::move(session), model, model.model, options.num_prompts));
+  ASSIGN_OR_RETURN(const Measured m, RunRequests(options, *local));
+
+  const double requests = options.num_prompts;
+  const double output = requests * options.output_len,
+               total = output + requests * options.input_len;
+  fmt::print("Throughput: {:.2f} requests/s, {:.2f} total tokens/s, {:.2f} output tokens/s\n",
+             requests / m.seconds, total / m.seconds, output / m.seconds);
+  PrintTimes("time to first token", m.time_to_first_token);
+  PrintTimes("time per output token", m.time_per_output_token);
+  PrintTimes("decode step, all requests", m.time_between_tokens);
+  json::Value out = json::Value::Object();
+  out.Set("elapsed_time", json::Value::Number(m.seconds));
+  out.Set("num_requests", json::Value::Number(int64_t{options.num_prompts}));
+  out.Set("total_num_tokens", json::Value::Number(total));
+  out.Set("requests_per_second", json::Value::Number(requests / m.seconds));
+  out.Set("tokens_per_second", json::Value::Number(total / m.seconds));
+  out.Set("output_tokens_per_second", json::Value::Number(output / m.seconds));
+  out.Set("ttft", Milliseconds(m.time_to_first_token));
+  out.Set("tpot", Milliseconds(m.time_per_output_token));
+  out.Set("decode_step", Milliseconds(m.time_between_tokens));
+  if (options.profile) {
+    const double gap_us = Percentile(m.time_between_tokens, 0.5) * 1e6 - device_us;
+    fmt::print("{:<28} {:.3f} ms on the device; the GPU waits {:.1f} us a step for the host\n",
+               "model alone, same step", device_us / 1e3, gap_us);
+    out.Set("device_step_ms", json::Value::Number(device_us / 1e3));
+    out.Set("host_gap_us", json::Value::Number(gap_us));
+  }
+  return WriteJson(options.output_json, out);
+}
+
+}  // namespace fathom::app

@@ -1,0 +1,52 @@
+// WeightTransfer: how weights get from a checkpoint to their places on a GPU. A plan is a list of
+// units, small pieces that depend on nothing: some reads of the checkpoint, one copy to the GPU,
+// and, where the tensor cores want tiles, their repacking there. Threads take units from the list;
+// each has pinned memory and a stream for two, so that it reads one while the other is on its way.
+// Host memory is bounded by that, whatever the checkpoint's size.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/status.h"
+#include "checkpoint/checkpoint.h"
+#include "device/device.h"
+#include "kernels/gemm/weight_tiles.h"
+#include "model/dummy_values.h"
+
+namespace fathom::model {
+
+// What one thread has on its way at a time, and what a unit holds at most (but for scales that lie
+// apart: an eighth more).
+inline constexpr int64_t kUnitBytes = int64_t{8} << 20;
+inline constexpr int64_t kUnitCapacity = kUnitBytes + kUnitBytes / 8;
+
+struct WeightUnit {
+  struct Read {
+    const checkpoint::TensorInfo* tensor = nullptr;
+    int64_t offset = 0;  // in the tensor as it stands in memory (ReadTensor)
+    int64_t bytes = 0;
+    int64_t place = 0;  // in the unit
+    DummyKind dummy = DummyKind::kF32;
+  };
+  std::vector<Read> reads = {};
+  int64_t bytes = 0;                 // of the unit, at most kUnitCapacity
+  std::byte* destination = nullptr;  // the bytes go here; null: tiles are made of them
+  // The matrix that the unit holds: data at place 0, scales (FP4) after it.
+  kernels::WeightMatrix matrix = {};
+  int64_t scales_place = 0;
+  kernels::TileKind kind = kernels::TileKind::kFp8;
+  std::byte* tiles = nullptr;
+  int interleave = 1;
+};
+
+// Reads all units and waits until they are in place. kBadModel: as LoadWeights; kOutOfMemory,
+// kDevice.
+Status TransferWeights(const std::vector<WeightUnit>& units, const checkpoint::TensorSource& source,
+                       int num_experts, device::Device& device);
+
+// The same with values made on the GPU instead of read.
+Status MakeDummyWeights(const std::vector<WeightUnit>& units, int num_experts,
+                        device::Device& device);
+
+}  // namespace fathom::model
