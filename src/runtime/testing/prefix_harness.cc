@@ -36,11 +36,9 @@ Result<std::unique_ptr<HarnessModel>> LoadHarnessModel(const config::ModelConfig
   } else {
     const bool dummy = source == nullptr;
     const auto synthetic = checkpoint::MakeSyntheticSource(config, 1);
-    const auto host = device::MakeCpuDevice(2);
-    ASSIGN_OR_RETURN(const auto weights, dummy ? model::PlaceWeights(config, *synthetic, *host)
-                                               : model::LoadWeights(config, *source, *host));
-    ASSIGN_OR_RETURN(m->model, model::MakeDeepSeekV4Cuda(config, index_dtype, *weights, dummy,
-                                                         limits, *m->device));
+    ASSIGN_OR_RETURN(m->model,
+                     model::MakeDeepSeekV4Cuda(config, index_dtype, dummy ? *synthetic : *source,
+                                               dummy, limits, *m->device));
   }
   ASSIGN_OR_RETURN(m->logits, m->device->Allocate(int64_t{max_chunk} * config.vocab_size * 4));
   return m;
