@@ -193,7 +193,7 @@ void AddPermissions(std::vector<ServeFlag>* flags) {
                          }));
   flags->push_back(Permission("enable-cache-reset", &ServeOptions::allow_cache_reset,
                               "POST /reset_prefix_cache forgets all kept prefixes (default off)"));
-  flags->push_back(Permission("isolate-api-keys", &ServeOptions::isolate_keys,
+  flags->push_back(Permission("isolate-tenants", &ServeOptions::isolate_keys,
                               "prefixes are shared between requests of one API key only, as if "
                               "each key had a cache_salt (default off)"));
 }

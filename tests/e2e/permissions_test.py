@@ -28,7 +28,7 @@ def allowing(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def isolating(tmp_path_factory):
-    process = ServerProcess.serve(tmp_path_factory.mktemp("isolating") / "log.txt", "--isolate-api-keys",
+    process = ServerProcess.serve(tmp_path_factory.mktemp("isolating") / "log.txt", "--isolate-tenants",
                                   "--api-key", "alice", "bob")
     yield process
     process.stop()
