@@ -21,11 +21,11 @@ ENDLESS = {"messages": ASK, "ignore_eos": True, "max_tokens": 100_000}
 
 
 @pytest.fixture
-def chat(scripted, scripted_http):
+def chat(scripted, official_chat):
     """Says a text and gives the answer to a chat with these fields."""
     def ask(text="Hello there.", **fields):
         scripted.say(text)
-        return scripted_http.post("/v1/chat/completions", {**CHAT, **fields})
+        return official_chat(**{**CHAT, **fields})
     return ask
 
 

@@ -54,11 +54,11 @@ def joined(chunks):
 
 
 class Parsed:
-    """One answer, asked for whole and streamed: both must say the same."""
+    """One answer, asked for whole and streamed by the official client: both must say the same."""
 
-    def __init__(self, http, **fields):
-        body = {"messages": ASK, **fields}
-        whole = http.post("/v1/chat/completions", body)
+    def __init__(self, client, ask, **fields):
+        fields = {"messages": ASK, **fields}
+        whole = ask(**fields)
         assert whole.status == 200, whole.text
         choice = whole.json["choices"][0]
         self.message, self.finish, self.stop_reason = choice["message"], choice["finish_reason"], choice["stop_reason"]
@@ -67,7 +67,9 @@ class Parsed:
         self.calls = [(call["function"]["name"], call["function"]["arguments"])
                       for call in self.message.get("tool_calls", [])]
         self.usage = whole.json["usage"]
-        self.chunks = http.chat_chunks(**body)
+        messages = fields.pop("messages")
+        stream = client.chat.completions.create(model="scripted", messages=messages, stream=True, extra_body=fields)
+        self.chunks = [chunk.model_dump(exclude_unset=True) for chunk in stream]
         streamed, finish = joined(self.chunks)
         assert (streamed["content"] or "") == (self.content or "")
         assert (streamed.get("reasoning_content") or "") == (self.reasoning or "")
@@ -82,10 +84,15 @@ class Parsed:
 
 
 @pytest.fixture
-def said(scripted, scripted_http):
+def answered(scripted_openai, official_chat):
+    return lambda **fields: Parsed(scripted_openai, official_chat, **fields)
+
+
+@pytest.fixture
+def said(scripted, answered):
     def parse(text, **fields):
         scripted.say(text)
-        return Parsed(scripted_http, **fields)
+        return answered(**fields)
     return parse
 
 
@@ -104,12 +111,12 @@ def test_c022_an_answer_cut_inside_thinking_is_reasoning_only(said):
     assert answer.reasoning and not answer.content and answer.finish == "length"
 
 
-def test_c023_a_tag_spelt_out_in_pieces_never_leaks(scripted, scripted_http):
+def test_c023_a_tag_spelt_out_in_pieces_never_leaks(scripted, scripted_http, answered):
     pieces = ["</", "th", "in", "k", ">"]
     ids = [scripted_http.post("/tokenize", {"prompt": text, "add_special_tokens": False}).json["tokens"]
            for text in ["R", *pieces, "A"]]
     scripted.rules([{"ids": sum(ids, [])}])
-    answer = Parsed(scripted_http, **THINK)
+    answer = answered(**THINK)
     assert answer.reasoning == "R" and answer.content == "A"
     assert not any(set("<>/") & set(text) for key in ("reasoning_content", "content") for text in answer.deltas(key))
 
@@ -133,16 +140,16 @@ def test_c026_two_invokes_are_two_calls(said):
     assert len(set(ids)) == 2 and all(call_id.startswith("call_") for call_id in ids)
 
 
-def test_c027_markup_one_character_at_a_time_gives_the_same_calls(scripted, scripted_http):
+def test_c027_markup_one_character_at_a_time_gives_the_same_calls(scripted, scripted_http, answered):
     text = block(invoke("f", parameter("s", 'a "quoted"\ntext'), parameter("n", "[1, 2]", False)), invoke("g"))
     scripted.say("Hm." + text)
-    by_words = Parsed(scripted_http, **TOOLS)
+    by_words = answered(**TOOLS)
     ids = []
     for part in ("Hm." + text).replace(DSML, "\0"):
         piece = DSML if part == "\0" else part
         ids += scripted_http.post("/tokenize", {"prompt": piece, "add_special_tokens": False}).json["tokens"]
     scripted.rules([{"ids": ids}])
-    by_characters = Parsed(scripted_http, **TOOLS)
+    by_characters = answered(**TOOLS)
     assert by_characters.calls == by_words.calls and by_characters.content == by_words.content == "Hm."
     assert by_words.calls[0] == ("f", json.dumps({"s": 'a "quoted"\ntext', "n": [1, 2]}))
 
@@ -260,9 +267,9 @@ def ids_of(http, *texts):
                 for text in texts), [])
 
 
-def test_c044_a_stop_string_in_two_tokens_is_trimmed(scripted, scripted_http):
+def test_c044_a_stop_string_in_two_tokens_is_trimmed(scripted, scripted_http, answered):
     scripted.rules([{"ids": ids_of(scripted_http, "go on ", "E", "ND", " more")}])
-    answer = Parsed(scripted_http, stop=["END"])
+    answer = answered(stop=["END"])
     assert (answer.content, answer.finish, answer.stop_reason) == ("go on ", "stop", "END")
     assert not any("E" in text for text in answer.deltas("content"))
 
@@ -289,10 +296,10 @@ def test_c048_the_stop_string_that_ends_first_wins(said):
     assert (answer.content, answer.stop_reason) == ("xab", "c")
 
 
-def test_c049_an_incomplete_character_at_the_end_is_shown_once(scripted, scripted_http):
+def test_c049_an_incomplete_character_at_the_end_is_shown_once(scripted, scripted_http, answered):
     flamingo = ids_of(scripted_http, "🦩")
     scripted.rules([{"ids": ids_of(scripted_http, "ok ") + flamingo[:-1]}])
-    answer = Parsed(scripted_http)
+    answer = answered()
     assert answer.content == "ok \ufffd"
 
 

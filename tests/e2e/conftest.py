@@ -1,8 +1,11 @@
+from typing import Any
+
+import openai
 import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
-from http_client import HttpClient
+from http_client import Answer, HttpClient
 from scripted_server import ScriptedServer
 from server_process import ServerProcess
 
@@ -52,3 +55,16 @@ def scripted_openai(scripted) -> OpenAI:
 @pytest.fixture(scope="session")
 def scripted_anthropic(scripted) -> Anthropic:
     return Anthropic(base_url=scripted.url, api_key="none", max_retries=0, timeout=60)
+
+
+@pytest.fixture
+def official_chat(scripted_openai):
+    """A chat that the official client sends; what came over the wire, an error's status and body included."""
+    def ask(messages: Any, **fields: Any) -> Answer:
+        try:
+            response = scripted_openai.chat.completions.with_raw_response.create(
+                model="scripted", messages=messages, extra_body=fields).http_response
+        except openai.APIStatusError as error:
+            response = error.response
+        return Answer(response.status_code, {k.lower(): v for k, v in response.headers.items()}, response.text)
+    return ask
