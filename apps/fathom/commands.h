@@ -44,6 +44,7 @@ struct ScoreOptions {
   std::string input;   // JSON lines, {"tokens":[…]}
   std::string logits;  // safetensors to write; empty: none
   std::string trace;   // safetensors with choices and residual streams; empty: none
+  std::string choices;  // a trace whose choices are taken; empty: the model's own
   int top_logprobs = 0;
   int chunk = 0;  // 0: as large as the step allows
   int batch = 1;  // sequences run together

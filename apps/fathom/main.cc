@@ -143,6 +143,8 @@ void AddScore(CLI::App* app, Run* run) {
                       "write FP32 tensors logits.0, logits.1, … here (safetensors)");
   command->add_option("--trace", options.trace,
                       "write routing and index choices and residual streams here (safetensors)");
+  command->add_option("--choices", options.choices,
+                      "on a GPU: take the routing and index choices of this --trace file");
   command
       ->add_option("--top-logprobs", options.top_logprobs,
                    "also the K best tokens of every position")

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "apps/fathom/commands.h"
+#include "apps/fathom/forced_choices.h"
 #include "apps/fathom/model_session.h"
 #include "checkpoint/safetensors_writer.h"
 #include "json/json.h"
@@ -64,7 +65,11 @@ class ScorePrinter final : public runtime::ScoreVisitor {
   ScorePrinter(const TokenLists& lists, int num_top, SafetensorsWriter* logits)
       : lists_(lists), num_top_(num_top), logits_(logits), lines_(lists.size()) {}
 
-  void OnStep(std::span<const runtime::TokenPlace> rows) override { rows_ = rows; }
+  void OnStep(std::span<const runtime::TokenPlace> rows) override {
+    rows_ = rows;
+    if (forced_ != nullptr) forced_->SetRows(rows);
+  }
+  void set_forced(ForcedChoices* forced) { forced_ = forced; }
   std::span<const runtime::TokenPlace> rows() const { return rows_; }
 
   void OnLogits(const runtime::TokenPlace& place, std::span<const float> logits) override {
@@ -124,6 +129,7 @@ class ScorePrinter final : public runtime::ScoreVisitor {
   std::vector<Line> lines_;
   size_t next_ = 0;
   std::span<const runtime::TokenPlace> rows_;
+  ForcedChoices* forced_ = nullptr;
   Status write_status_;
 };
 
@@ -249,7 +255,18 @@ Status RunScore(const ScoreOptions& options) {
     ASSIGN_OR_RETURN(trace, TraceWriter::Create(options.trace, lists, session.config,
                                                 session.numerics, printer));
   }
-  RETURN_IF_ERROR(scorer->Run(lists, printer, trace.get()));
+  std::unique_ptr<ForcedChoices> forced;
+  if (!options.choices.empty()) {
+    if (trace != nullptr || session.device->kind() == device::DeviceKind::kCpu) {
+      return InvalidArgument("--choices is for a GPU, and goes without --trace");
+    }
+    ASSIGN_OR_RETURN(forced, ForcedChoices::Open(options.choices, session.config));
+    printer.set_forced(forced.get());
+  }
+  model::ChoiceRecorder* const recorder = forced != nullptr
+                                              ? static_cast<model::ChoiceRecorder*>(forced.get())
+                                              : trace.get();
+  RETURN_IF_ERROR(scorer->Run(lists, printer, recorder));
   RETURN_IF_ERROR(printer.write_status());
   if (logits) RETURN_IF_ERROR(logits->Finish());
   if (trace) RETURN_IF_ERROR(trace->Finish());

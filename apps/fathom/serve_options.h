@@ -33,6 +33,8 @@ struct ModelOptions {
   int max_num_seqs = 64;
   int max_num_batched_tokens = 2048;
   double decode_floor = 0.7;
+  std::optional<bool> async_scheduling;  // unset: on a GPU
+  bool enforce_eager = false;
   int64_t kv_cache_bytes = 0;  // 0: auto
   double gpu_memory_utilization = 0.9;
   engine::KvTierOptions kv;  // but for what the model decides

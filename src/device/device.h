@@ -65,6 +65,16 @@ class Stream {
   virtual Status Synchronize() = 0;
 };
 
+// A point in a stream's work that the host can wait for. Used by one thread.
+class Event {
+ public:
+  virtual ~Event() = default;
+  // Behind all work that the stream has so far.
+  virtual Status Record(Stream& stream) = 0;
+  // Until that work has ended.
+  virtual Status Wait() = 0;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -75,6 +85,7 @@ class Device {
   // Host memory that is zero and that streams copy from and to at full speed (pinned for a GPU).
   virtual Result<Buffer> AllocateHost(int64_t bytes) = 0;
   virtual Result<std::unique_ptr<Stream>> MakeStream() = 0;
+  virtual Result<std::unique_ptr<Event>> MakeEvent() = 0;
   virtual int64_t total_memory_bytes() const = 0;
   virtual int64_t free_memory_bytes() const = 0;
 };

@@ -122,24 +122,36 @@ Status EngineLoop::RunSteps() {
 }
 
 Status EngineLoop::RunStep() {
-  const TimePoint begin = clock_.Now();
-  batch_ = scheduler_.Schedule();
-  const bool has_work = !batch_.empty();
-  if (has_work) worker_.Start(batch_);
+  StartSteps();
   // A reader of a last event finds its request gone from the state.
   PublishState();
   DeliverOutputs();
-  if (!has_work) return OkStatus();
-  MarkScheduled();
+  if (in_flight_.empty()) return OkStatus();
   ASSIGN_OR_RETURN(const request::StepResult result, worker_.Wait());
-  if (!batch_.sequences.empty()) metrics_.OnStep(batch_.num_tokens());
-  output_time_ = clock_.Now();
+  const StepInFlight& step = in_flight_.front();
+  if (!step.batch.sequences.empty()) metrics_.OnStep(step.batch.num_tokens());
+  // The device began with it when it was started, or when it was done with the step before.
+  const TimePoint begin = std::max(step.begin, step_end_);
+  step_end_ = output_time_ = clock_.Now();
   outputs_ = scheduler_.Commit(result, output_time_ - begin);
+  in_flight_.pop_front();
   return OkStatus();
 }
 
+void EngineLoop::StartSteps() {
+  const auto most = static_cast<size_t>(options_.max_steps_in_flight);
+  while (in_flight_.size() < most && scheduler_.CanSchedule()) {
+    const TimePoint begin = clock_.Now();
+    request::ScheduledBatch batch = scheduler_.Schedule();
+    if (batch.empty()) return;
+    in_flight_.push_back({std::move(batch), begin});
+    worker_.Start(in_flight_.back().batch);
+    MarkScheduled(in_flight_.back().batch);
+  }
+}
+
 void EngineLoop::TakeCommands() {
-  if (!scheduler_.HasWork() && outputs_.empty()) {
+  if (!scheduler_.HasWork() && outputs_.empty() && in_flight_.empty()) {
     PublishState();  // what the last step's result changed
     std::optional<Command> command = commands_.Pop();
     throughput_log_.Restart(clock_.Now(), metrics_.num_prompt_tokens(),
@@ -187,9 +199,9 @@ void EngineLoop::Track(Submission& submission) {
   active.num_prompt_tokens = submission.request.prompt_token_ids.size();
 }
 
-void EngineLoop::MarkScheduled() {
+void EngineLoop::MarkScheduled(const request::ScheduledBatch& batch) {
   const TimePoint now = clock_.Now();
-  for (const request::ScheduledSequence& s : batch_.sequences) {
+  for (const request::ScheduledSequence& s : batch.sequences) {
     RequestTimes& times = active_.at(s.request_id).times;
     if (!times.scheduled) times.scheduled = now;
   }

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -29,6 +30,7 @@ namespace fathom::engine {
 struct EngineLoopOptions {
   std::string model_name;
   int max_live_requests = 0;  // running and waiting; more are refused
+  int max_steps_in_flight = 1;  // 2: a step is planned while the one before runs
 };
 
 class EngineLoop final : public Engine {
@@ -73,7 +75,8 @@ class EngineLoop final : public Engine {
   void EndExpired();
   void AddOutput(scheduler::SequenceOutput output);
   void Track(Submission& submission);
-  void MarkScheduled();
+  void StartSteps();
+  void MarkScheduled(const request::ScheduledBatch& batch);
   void DeliverOutputs();
   void Deliver(scheduler::SequenceOutput output);
   void Send(request::TokenSink& sink, request::RequestId id, request::TokenEvent event);
@@ -100,9 +103,14 @@ class EngineLoop final : public Engine {
   ThroughputLog throughput_log_;
   scheduler::Scheduler scheduler_;  // Validate and max_model_len: any thread
   std::unordered_map<request::RequestId, Active> active_;
-  request::ScheduledBatch batch_;                   // that the worker runs
+  struct StepInFlight {
+    request::ScheduledBatch batch;
+    TimePoint begin;
+  };
+  std::deque<StepInFlight> in_flight_;              // that the worker has, oldest first
   std::vector<scheduler::SequenceOutput> outputs_;  // not delivered yet
   TimePoint output_time_;                           // of outputs_
+  TimePoint step_end_;                              // of the last step that ended
   runtime::Worker worker_;
   std::thread thread_;  // last: it uses all of the above
 };

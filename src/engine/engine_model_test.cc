@@ -18,6 +18,7 @@ struct Setting {
   int max_batched_tokens;
   int num_blocks;
   bool last_is_first = false;  // who comes later has priority over those that run by then
+  bool async = false;  // a step is planned while the one before runs; nobody asks for experts
 };
 
 struct Answer {
@@ -59,7 +60,8 @@ class EngineModelTest : public testing::TestWithParam<Numerics> {
                                                   num_pages * layout.window_page_bytes +
                                                   setting.max_num_seqs * layout.state.slot_bytes,
                                 .max_queue = 16,
-                                .decode_floor = setting.last_is_first ? 0 : 0.7};
+                                .decode_floor = setting.last_is_first ? 0 : 0.7,
+                                .async_scheduling = setting.async};
     auto engine = MakeEngine(options, layout, *model_, *device_, metrics_, clock_);
     ASSERT_TRUE(engine.ok()) << engine.status().message();
     engine_ = std::move(*engine);
@@ -101,7 +103,8 @@ class EngineModelTest : public testing::TestWithParam<Numerics> {
     std::vector<std::shared_ptr<CollectingSink>> sinks;
     for (const int length : {1, 7, 50, 245, 250}) {
       sinks.push_back(Submit(model::RandomTokens(config_, length, static_cast<uint32_t>(length)),
-                             setting.last_is_first ? -length : 0, 0));
+                             setting.last_is_first ? -length : 0,
+                             setting.async ? std::nullopt : std::optional(0)));
       if (setting.last_is_first) sinks.back()->WaitForTokens(1);
     }
     std::vector<Answer> answers;
@@ -131,6 +134,20 @@ TEST_P(EngineModelTest, GivesTheSameTokensAloneBatchedChunkedAndPreempted) {
   EXPECT_EQ(Generate({5, 37, 16}), alone) << "chunked";
   EXPECT_EQ(NumPreemptions(), 0u);
   EXPECT_EQ(Generate({2, 300, 5, true}), alone) << "preempted";
+  EXPECT_GT(NumPreemptions(), 0u) << "the last setting no longer preempts";
+}
+
+TEST_P(EngineModelTest, GivesTheSameTokensWhenStepsArePlannedAhead) {
+  const auto alone = Generate({.max_num_seqs = 1, .max_batched_tokens = 512, .num_blocks = 16});
+  for (Setting setting : {Setting{1, 512, 16}, {5, 1024, 16}, {5, 37, 16}, {2, 300, 5, true}}) {
+    setting.async = true;
+    const auto answers = Generate(setting);
+    ASSERT_EQ(answers.size(), alone.size());
+    for (size_t i = 0; i < alone.size(); ++i) {
+      EXPECT_EQ(answers[i].token_ids, alone[i].token_ids);
+      EXPECT_EQ(answers[i].logprobs, alone[i].logprobs);
+    }
+  }
   EXPECT_GT(NumPreemptions(), 0u) << "the last setting no longer preempts";
 }
 

@@ -33,8 +33,12 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carv
   const int64_t hidden = c.hidden_size, grouped = int64_t{c.o_groups} * c.o_lora_rank;
   const int64_t max_blocks = MaxTableBlocks(limits);
   w.batch_bytes = StepBytes(m, limits.max_num_seqs, max_blocks, (m + c.sliding_window) / 64 + 4);
-  carver.Take(w.batch, w.batch_bytes);
   carver.Take(w.frequencies, 64);
+  carver.Take(w.index_counters, kernels::IndexCountersBytes());
+  const int64_t kept_bytes = carver.bytes();
+  carver.Take(w.batch, w.batch_bytes);
+  w.scratch = w.batch;
+  carver.Take(w.token_ids, m);
   carver.Take(w.angles_plain, m * 64);
   carver.Take(w.angles_compressed, m * 64);
   carver.Take(w.streams, m * 4 * hidden);
@@ -63,7 +67,6 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carv
                std::min(kernels::IndexWorkspaceBytes(tokens, c.index_num_heads, entries),
                         kMaxIndexWorkspaceBytes));
   carver.Take(w.index_workspace, w.index_workspace_bytes);
-  carver.Take(w.index_counters, kernels::IndexCountersBytes());
   carver.Take(w.attention_out, rows * c.num_heads * c.head_dim);
   carver.Take(w.attention_workspace, kernels::SparseAttentionWorkspaceBytes(c.num_heads) / 4);
   carver.Take(w.grouped_fp8, rows * grouped);
@@ -89,6 +92,7 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carv
   carver.Take(w.t, w.pair_rows * c.moe_intermediate_size);
   carver.Take(w.t_scales, w.pair_rows * c.moe_intermediate_size / 128);
   carver.Take(w.pairs, w.pair_rows * hidden);
+  w.scratch_bytes = carver.bytes() - kept_bytes;
 }
 
 }  // namespace
@@ -99,7 +103,7 @@ int64_t MaxTableBlocks(const ModelLimits& limits) {
 
 int64_t StepBytes(int64_t num_tokens, int64_t num_seqs, int64_t max_blocks,
                   int64_t max_window_pages) {
-  const int64_t ints = 4 * num_tokens + num_seqs * (5 + max_blocks + max_window_pages) + 1;
+  const int64_t ints = 5 * num_tokens + num_seqs * (5 + max_blocks + max_window_pages) + 1;
   return ints * 4 + 16 * 256;  // each array begins at a multiple of 256 bytes
 }
 

@@ -16,11 +16,19 @@
 namespace fathom::model {
 
 struct CudaWorkspace {
+  // Kept from step to step.
+  float* frequencies = nullptr;         // [2, 32]: plain, compressed
+  std::byte* index_counters = nullptr;  // zero between steps
+
+  // All of the rest: nothing in it outlives a step.
+  std::byte* scratch = nullptr;
+  int64_t scratch_bytes = 0;
+
   // The step, as one copy from the host leaves it.
   std::byte* batch = nullptr;
   int64_t batch_bytes = 0;
 
-  float* frequencies = nullptr;        // [2, 32]: plain, compressed
+  int32_t* token_ids = nullptr;        // [M], those sampled on the device, too
   float* angles_plain = nullptr;       // [M, 64]
   float* angles_compressed = nullptr;  // [M, 64]
   __nv_bfloat16* streams = nullptr;    // [M, 4, H]
@@ -42,7 +50,6 @@ struct CudaWorkspace {
   int32_t* num_selected = nullptr;   // [M]
   std::byte* index_workspace = nullptr;
   int64_t index_workspace_bytes = 0;
-  std::byte* index_counters = nullptr;     // zero between steps
   __nv_bfloat16* attention_out = nullptr;  // tiles [M, heads * 512]
   float* attention_workspace = nullptr;
   uint8_t* grouped_fp8 = nullptr;  // tiles [M, o_groups * o_lora_rank]

@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <compare>
-#include <map>
 #include <numeric>
 #include <vector>
 
@@ -19,6 +17,8 @@
 #include "kernels/rope/rope.h"
 #include "kernels/rope/rope_cuda.h"
 #include "kernels/sparse_attention/sparse_attention_cuda.h"
+#include "model/cuda_graphs.h"
+#include "model/cuda_step.h"
 #include "model/cuda_weights.h"
 #include "model/cuda_workspace.h"
 
@@ -29,88 +29,41 @@ using config::LayerKind;
 using kernels::GemmOutput;
 using kernels::Launch;
 
-// The arrays of a step on their way to the device: packed into one buffer, one copy.
-class StepImage {
- public:
-  StepImage(std::byte* host, const std::byte* device, int64_t capacity)
-      : host_(host), device_(device), capacity_(capacity) {}
-
-  const int32_t* Put(std::span<const int32_t> values, int64_t count, int32_t padding) {
-    const int64_t bytes = (count * 4 + 255) / 256 * 256;
-    CHECK_LE(bytes_ + bytes, capacity_);
-    auto* out = reinterpret_cast<int32_t*>(host_ + bytes_);
-    std::copy(values.begin(), values.end(), out);
-    std::fill(out + values.size(), out + count, padding);
-    const auto* on_device = reinterpret_cast<const int32_t*>(device_ + bytes_);
-    bytes_ += bytes;
-    return on_device;
-  }
-  // Rows of a table, `stride` apart on the device; what a row lacks is -1.
-  const int32_t* PutRows(std::span<const int32_t> values, int64_t rows, int64_t row_size,
-                         int64_t stride) {
-    auto* out = reinterpret_cast<int32_t*>(host_ + bytes_);
-    const int32_t* on_device = Put({}, rows * stride, -1);
-    for (int64_t r = 0; r < rows; ++r) {
-      std::copy_n(values.begin() + r * row_size, row_size, out + r * stride);
-    }
-    return on_device;
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  std::byte* host_;
-  const std::byte* device_;
-  int64_t capacity_;
-  int64_t bytes_ = 0;
-};
-
-// A step as the kernels see it.
-struct CudaStep {
-  kernels::CudaBatch batch;
-  const int32_t* token_ids = nullptr;
-  const int32_t* logits_rows = nullptr;
-  int64_t num_logits_rows = 0;
-  bool any_index_scoring = false;
-  int max_entries = 0;  // ratio-4 entries that a token may see
-  KvCacheView kv;
-  float* logits = nullptr;
-  device::Stream* stream = nullptr;
-  ChoiceRecorder* recorder = nullptr;
-};
+// Captured steps that are kept: every bucket up to 128 sequences at two lengths of context.
+constexpr size_t kMaxGraphs = 48;
 
 class CudaModel final : public DeepSeekV4 {
  public:
   CudaModel(const config::ModelConfig& config, kv_cache::IndexKeyDType index_dtype,
             std::unique_ptr<const CudaWeights> weights, const ModelLimits& limits,
-            std::unique_ptr<CudaWorkspace> workspace, std::byte* staging)
+            std::unique_ptr<CudaWorkspace> workspace, std::unique_ptr<StepUploader> uploader,
+            const CudaModelOptions& options)
       : c_(config),
         layout_(kv_cache::MakeKvLayout(config, config::Numerics::kOfficial, index_dtype)),
         index_dtype_(index_dtype),
         weights_(std::move(weights)),
         limits_(limits),
         ws_(std::move(workspace)),
-        staging_(staging),
+        uploader_(std::move(uploader)),
+        options_(options),
         constants_{static_cast<float>(config.rms_norm_eps), static_cast<float>(config.hc_eps),
                    config.hc_sinkhorn_iters} {}
-
-  ~CudaModel() override {
-    for (const auto& [key, graph] : graphs_) cudaGraphExecDestroy(graph);
-    cudaFreeHost(staging_);
-  }
 
   void Forward(const ForwardBatch& batch, const KvCacheView& kv, float* logits,
                device::Stream& stream, ChoiceRecorder* recorder) override {
     if (batch.token_ids.empty()) return;
-    // The last step's copy must have left the staging memory.
-    Check(stream.Synchronize());
-    CudaStep step;
+    if (options_.poison_scratch) {
+      Check(cudaMemsetAsync(ws_->scratch, 0xff, static_cast<size_t>(ws_->scratch_bytes),
+                            static_cast<cudaStream_t>(stream.native_handle())));
+    }
+    const bool decode = recorder == nullptr && IsDecode(batch);
+    // Whoever wants the experts has a row for each token of its own.
+    CudaStep step = uploader_->Upload(batch, decode && batch.expert_ids.empty(), stream);
     step.kv = kv;
     step.logits = logits;
-    step.stream = &stream;
     step.recorder = recorder;
-    Upload(batch, step);
-    if (recorder == nullptr && IsDecode(batch)) {
-      Replay(step);
+    if (decode && !options_.enforce_eager) {
+      graphs_.Replay(step, [this](const CudaStep& captured) { Run(captured); });
     } else {
       Run(step);
     }
@@ -121,97 +74,12 @@ class CudaModel final : public DeepSeekV4 {
   }
 
  private:
-  // What a captured step depends on besides the contents of the batch.
-  struct GraphKey {
-    int num_tokens, max_blocks, max_window_pages;
-    bool any_index_scoring;
-    const void* logits;
-    const void* blocks;
-    const void* window_pages;
-    const void* state_slots;
-    auto operator<=>(const GraphKey&) const = default;
-  };
-
-  static bool IsDecode(const ForwardBatch& batch) {
-    return batch.token_ids.size() == batch.num_computed.size() &&
-           batch.logits_rows.size() == batch.token_ids.size();
-  }
-
   static void Check(cudaError_t error) {
     if (error != cudaSuccess) CheckFailed(__FILE__, __LINE__, cudaGetErrorString(error));
   }
 
-  // Runs a decode step as a graph, captured when a step of its size is first seen.
-  void Replay(const CudaStep& step) {
-    const GraphKey key{step.batch.num_tokens,  step.batch.max_blocks, step.batch.max_window_pages,
-                       step.any_index_scoring, step.logits,           step.kv.blocks,
-                       step.kv.window_pages,   step.kv.state_slots};
-    auto* const stream = static_cast<cudaStream_t>(step.stream->native_handle());
-    cudaGraphExec_t& graph = graphs_[key];
-    if (graph == nullptr) {
-      cudaGraph_t captured = nullptr;
-      Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-      Run(step);
-      Check(cudaStreamEndCapture(stream, &captured));
-      Check(cudaGraphInstantiate(&graph, captured, 0));
-      Check(cudaGraphDestroy(captured));
-    }
-    Check(cudaGraphLaunch(graph, stream));
-  }
-
   static void Check(const Status& status) {
     if (!status.ok()) CheckFailed(__FILE__, __LINE__, status.message());
-  }
-
-  void Upload(const ForwardBatch& batch, CudaStep& step) {
-    const auto tokens = static_cast<int64_t>(batch.token_ids.size());
-    const auto seqs = static_cast<int64_t>(batch.num_computed.size());
-    CHECK_LE(tokens, limits_.max_batched_tokens);
-    CHECK_LE(seqs, limits_.max_num_seqs);
-    token_seq_.clear();
-    positions_.clear();
-    for (int64_t s = 0; s < seqs; ++s) {
-      const auto i = static_cast<size_t>(s);
-      const int32_t count = batch.cu_seqlens_q[i + 1] - batch.cu_seqlens_q[i];
-      CHECK_LE(batch.num_computed[i] + count, limits_.max_model_len);
-      for (int32_t k = 0; k < count; ++k) {
-        token_seq_.push_back(static_cast<int32_t>(s));
-        positions_.push_back(batch.num_computed[i] + k);
-      }
-    }
-    const int32_t last = *std::max_element(positions_.begin(), positions_.end());
-    step.max_entries = (last + 1) / 4;
-    step.any_index_scoring = step.max_entries > c_.index_topk;
-
-    StepImage image(staging_, ws_->batch, ws_->batch_bytes);
-    kernels::CudaBatch& b = step.batch;
-    step.token_ids = image.Put(batch.token_ids, tokens, 0);
-    b.token_seq = image.Put(token_seq_, tokens, -1);
-    b.positions = image.Put(positions_, tokens, 0);
-    b.cu_seqlens_q = image.Put(batch.cu_seqlens_q, seqs + 1, static_cast<int32_t>(tokens));
-    b.num_computed = image.Put(batch.num_computed, seqs, 0);
-    b.first_window_page = image.Put(batch.first_window_page, seqs, 0);
-    b.state_slots = image.Put(batch.state_slots, seqs, -1);
-    step.logits_rows = image.Put(batch.logits_rows, tokens, 0);
-    b.max_window_pages = std::max(batch.max_window_pages, 4);
-    b.window_tables =
-        image.PutRows(batch.window_tables, seqs, batch.max_window_pages, b.max_window_pages);
-    b.max_blocks = TableStride(batch.max_blocks);
-    b.block_tables = image.PutRows(batch.block_tables, seqs, batch.max_blocks, b.max_blocks);
-    if (IsDecode(batch)) step.max_entries = b.max_blocks * (kv_cache::kBlockTokens / 4);
-    b.num_seqs = static_cast<int>(seqs);
-    b.num_tokens = static_cast<int>(tokens);
-    step.num_logits_rows = static_cast<int64_t>(batch.logits_rows.size());
-    Check(step.stream->Copy(ws_->batch, staging_, image.bytes()));
-  }
-
-  // Few different ones, so that few graphs serve a growing sequence.
-  int TableStride(int max_blocks) const {
-    const auto most = static_cast<int>(MaxTableBlocks(limits_));
-    int stride = 16;
-    while (stride < max_blocks) stride *= 2;
-    CHECK_LE(max_blocks, most);
-    return std::min(stride, most);
   }
 
   void Run(const CudaStep& step) {
@@ -225,6 +93,9 @@ class CudaModel final : public DeepSeekV4 {
                                           .angles_compressed = ws_->angles_compressed});
     Enqueue(step, "embedding",
             kernels::CudaEmbeddingParams{.token_ids = step.token_ids,
+                                         .token_sources = step.token_sources,
+                                         .sampled = step.sampled,
+                                         .resolved = ws_->token_ids,
                                          .num_tokens = step.batch.num_tokens,
                                          .table = weights_->embed,
                                          .hidden = c_.hidden_size,
@@ -548,7 +419,7 @@ class CudaModel final : public DeepSeekV4 {
                                       .num_chosen = c_.num_experts_per_token,
                                       .bias = w.bias,
                                       .tid2eid = w.tid2eid,
-                                      .token_ids = step.token_ids,
+                                      .token_ids = ws_->token_ids,
                                       .token_seq = step.batch.token_seq,
                                       .scaling = static_cast<float>(c_.routed_scaling_factor),
                                       .expert_ids = ExpertIds(step, layer),
@@ -641,11 +512,11 @@ class CudaModel final : public DeepSeekV4 {
   const std::unique_ptr<const CudaWeights> weights_;
   const ModelLimits limits_;
   const std::unique_ptr<CudaWorkspace> ws_;
-  std::byte* const staging_;  // pinned host memory, batch_bytes
+  const std::unique_ptr<StepUploader> uploader_;
+  const CudaModelOptions options_;
   const kernels::HyperConnectionConstants constants_;
-  std::vector<int32_t> token_seq_, positions_;
   int layer_ = -1;  // whose operators are being enqueued; -1: none's
-  std::map<GraphKey, cudaGraphExec_t> graphs_;
+  CudaGraphs graphs_{kMaxGraphs};
 };
 
 Status CheckSizes(const config::ModelConfig& c) {
@@ -671,7 +542,8 @@ Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig
                                                        kv_cache::IndexKeyDType index_dtype,
                                                        const checkpoint::TensorSource& source, bool dummy,
                                                        const ModelLimits& limits,
-                                                       device::Device& device) {
+                                                       device::Device& device,
+                                                       const CudaModelOptions& options) {
   RETURN_IF_ERROR(CheckSizes(config));
   const kv_cache::KvLayout layout =
       kv_cache::MakeKvLayout(config, config::Numerics::kOfficial, index_dtype);
@@ -687,13 +559,10 @@ Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig
     RETURN_IF_ERROR(stream->Copy(to, frequencies.data(), 32 * 4));
     RETURN_IF_ERROR(stream->Synchronize());
   }
-  void* staging = nullptr;
-  if (cudaMallocHost(&staging, static_cast<size_t>(workspace->batch_bytes)) != cudaSuccess) {
-    return OutOfMemory(fmt::format("cannot pin {} bytes of host memory", workspace->batch_bytes));
-  }
+  ASSIGN_OR_RETURN(auto uploader, StepUploader::Make(limits, config.index_topk, *workspace));
   return std::unique_ptr<DeepSeekV4>(
       std::make_unique<CudaModel>(config, index_dtype, std::move(weights), limits,
-                                  std::move(workspace), static_cast<std::byte*>(staging)));
+                                  std::move(workspace), std::move(uploader), options));
 }
 
 }  // namespace fathom::model

@@ -10,6 +10,11 @@
 
 namespace fathom::model {
 
+struct CudaModelOptions {
+  bool enforce_eager = false;   // steps of decodes are never captured
+  bool poison_scratch = false;  // for tests: what no step may rely on is NaN before each
+};
+
 // Reads the weights from `source`, which is not needed afterwards. `dummy`: their values are not
 // read but made on the GPU. kOutOfMemory says what is needed, before anything is read; kDevice in a
 // build without CUDA code.
@@ -17,6 +22,7 @@ Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig
                                                        kv_cache::IndexKeyDType index_dtype,
                                                        const checkpoint::TensorSource& source,
                                                        bool dummy, const ModelLimits& limits,
-                                                       device::Device& device);
+                                                       device::Device& device,
+                                                       const CudaModelOptions& options = {});
 
 }  // namespace fathom::model

@@ -36,6 +36,10 @@ struct KvCacheView {
 // slot.
 struct ForwardBatch {
   std::span<const int32_t> token_ids;     // [T]
+  // On a GPU a token may be known there only: token t is sampled[token_sources[t]] where its source
+  // is not -1. Empty: the host knows all.
+  std::span<const int32_t> token_sources = {};  // [T]
+  const int32_t* sampled = nullptr;        // device memory
   std::span<const int32_t> cu_seqlens_q;  // [S + 1]
   std::span<const int32_t> num_computed;  // [S]
   std::span<const int32_t> block_tables;  // [S, max_blocks], padded with -1
@@ -81,7 +85,9 @@ class DeepSeekV4 {
   virtual ~DeepSeekV4() = default;
 
   // Runs the batch, updates the KV cache, and writes FP32 logits [logits_rows.size(), vocab_size]
-  // to `logits` (device memory). `recorder` may be null.
+  // to `logits` (device memory), which has room for max_num_seqs rows at least: on a GPU a step of
+  // decodes is padded. There the work is enqueued and the batch may change on return. `recorder`
+  // may be null.
   virtual void Forward(const ForwardBatch& batch, const KvCacheView& kv, float* logits,
                        device::Stream& stream, ChoiceRecorder* recorder) = 0;
 };

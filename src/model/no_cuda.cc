@@ -8,7 +8,7 @@ namespace fathom::model {
 Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig&,
                                                        kv_cache::IndexKeyDType,
                                                        const checkpoint::TensorSource&, bool,
-                                                       const ModelLimits&, device::Device&) {
+                                                       const ModelLimits&, device::Device&, const CudaModelOptions&) {
   return DeviceError("this binary was built without CUDA: use --device cpu");
 }
 

@@ -36,9 +36,10 @@ Result<std::unique_ptr<DeepSeekV4>> MakeModel(const config::ModelConfig& config,
                                               config::Numerics numerics,
                                               kv_cache::IndexKeyDType index_dtype,
                                               const checkpoint::TensorSource& source,
-                                              const ModelLimits& limits, device::Device& device) {
+                                              const ModelLimits& limits, device::Device& device,
+                                              const CudaModelOptions& options) {
   if (device.kind() == device::DeviceKind::kCuda) {
-    return MakeDeepSeekV4Cuda(config, index_dtype, source, false, limits, device);
+    return MakeDeepSeekV4Cuda(config, index_dtype, source, false, limits, device, options);
   }
   ASSIGN_OR_RETURN(auto weights, LoadWeights(config, source, device));
   return MakeDeepSeekV4(config, numerics, index_dtype, std::move(weights), limits, device);
@@ -49,7 +50,7 @@ Result<std::unique_ptr<DeepSeekV4>> MakeModel(const config::ModelConfig& config,
 TestModel::TestModel(const config::ModelConfig& config, config::Numerics numerics, int num_threads,
                      int max_seqs, int max_len, kv_cache::IndexKeyDType index_dtype,
                      const checkpoint::TensorSource* weights_source,
-                     std::unique_ptr<device::Device> gpu)
+                     std::unique_ptr<device::Device> gpu, const CudaModelOptions& options)
     : config_(config),
       max_blocks_((max_len + kv_cache::kBlockTokens - 1) / kv_cache::kBlockTokens),
       max_pages_((max_len + kv_cache::kWindowPageTokens - 1) / kv_cache::kWindowPageTokens),
@@ -64,7 +65,7 @@ TestModel::TestModel(const config::ModelConfig& config, config::Numerics numeric
   }
   const ModelLimits limits{
       .max_batched_tokens = max_seqs * max_len, .max_num_seqs = max_seqs, .max_model_len = max_len};
-  auto model = MakeModel(config, numerics, index_dtype, *weights_source, limits, *device_);
+  auto model = MakeModel(config, numerics, index_dtype, *weights_source, limits, *device_, options);
   CHECK(model.ok());
   model_ = std::move(*model);
   blocks_ = device_->Allocate(int64_t{max_seqs} * max_blocks_ * layout_.block_bytes).value();

@@ -9,6 +9,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "device/device.h"
+#include "model/deepseek_v4_cuda.h"
 #include "model/model.h"
 #include "model/weights.h"
 
@@ -31,7 +32,8 @@ class TestModel {
             int max_seqs = 4, int max_len = 1200,
             kv_cache::IndexKeyDType index_dtype = kv_cache::IndexKeyDType::kFp4,
             const checkpoint::TensorSource* weights = nullptr,  // null: synthetic ones
-            std::unique_ptr<device::Device> gpu = nullptr);     // null: the CPU
+            std::unique_ptr<device::Device> gpu = nullptr,      // null: the CPU
+            const CudaModelOptions& options = {});
 
   TestSequence Add(std::vector<int32_t> token_ids);
   // One step: the next counts[i] tokens of each sequence, appended to their logits.

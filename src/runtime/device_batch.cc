@@ -23,6 +23,7 @@ int Pad(std::span<const std::vector<int32_t>> rows, std::vector<int32_t>& padded
 
 void DeviceBatch::Clear() {
   token_ids_.clear();
+  token_sources_.clear();
   cu_seqlens_q_.assign(1, 0);
   num_computed_.clear();
   first_window_page_.clear();
@@ -40,10 +41,18 @@ void DeviceBatch::AddSequence(std::span<const int32_t> token_ids, int32_t num_co
   blocks_[index] = table.blocks;
   window_pages_[index] = table.window_pages;
   token_ids_.insert(token_ids_.end(), token_ids.begin(), token_ids.end());
+  token_sources_.resize(token_ids_.size(), -1);
   cu_seqlens_q_.push_back(static_cast<int32_t>(token_ids_.size()));
   num_computed_.push_back(num_computed);
   first_window_page_.push_back(table.first_window_page);
   state_slots_.push_back(table.state_slot);
+}
+
+void DeviceBatch::AddSampledToken(int32_t source, int32_t num_computed,
+                                  const request::BlockTable& table) {
+  constexpr int32_t kUnknown[] = {0};
+  AddSequence(kUnknown, num_computed, table);
+  token_sources_.back() = source;
 }
 
 void DeviceBatch::AddLogitsRow(size_t offset_in_sequence) {
@@ -60,6 +69,7 @@ model::ForwardBatch DeviceBatch::View() {
   view.max_blocks = Pad({blocks_.data(), num_sequences}, block_tables_);
   view.max_window_pages = Pad({window_pages_.data(), num_sequences}, window_tables_);
   view.token_ids = token_ids_;
+  view.token_sources = token_sources_;
   view.cu_seqlens_q = cu_seqlens_q_;
   view.num_computed = num_computed_;
   view.block_tables = block_tables_;

@@ -19,6 +19,9 @@ class DeviceBatch {
   void AddSequence(std::span<const int32_t> token_ids, int32_t num_computed,
                    const request::BlockTable& table);
 
+  // Appends one token that only the device knows: sampled[source].
+  void AddSampledToken(int32_t source, int32_t num_computed, const request::BlockTable& table);
+
   // Asks for the logits of a token of the sequence that was added last; offsets ascend.
   void AddLogitsRow(size_t offset_in_sequence);
 
@@ -29,6 +32,7 @@ class DeviceBatch {
 
  private:
   std::vector<int32_t> token_ids_;
+  std::vector<int32_t> token_sources_;
   std::vector<int32_t> cu_seqlens_q_;
   std::vector<int32_t> num_computed_;
   std::vector<int32_t> first_window_page_;

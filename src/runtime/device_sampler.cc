@@ -167,8 +167,7 @@ bool DeviceSampler::AddMask(const DeviceSampleRow& row) {
   return true;
 }
 
-Status DeviceSampler::Enqueue(const float* logits, device::Stream& stream) {
-  if (num_rows_ == 0) return OkStatus();
+Status DeviceSampler::Upload(device::Stream& stream) {
   const Place host = PlaceAt(host_.data()), device = PlaceAt(on_device_.data());
   const auto upload = [&stream](auto* to, const auto* from, size_t count) {
     if (count == 0) return OkStatus();
@@ -176,7 +175,11 @@ Status DeviceSampler::Enqueue(const float* logits, device::Stream& stream) {
   };
   RETURN_IF_ERROR(upload(device.rows, host.rows, num_rows_));
   RETURN_IF_ERROR(upload(device.edits, host.edits, num_edits_));
-  RETURN_IF_ERROR(upload(device.masks, host.masks, num_masks_ * num_mask_words_));
+  return upload(device.masks, host.masks, num_masks_ * num_mask_words_);
+}
+
+void DeviceSampler::Draw(const float* logits, device::Stream& stream) {
+  const Place device = PlaceAt(on_device_.data());
   kernels::Launch(
       kernels::CudaSamplingParams{.logits = logits,
                                   .vocab = static_cast<int64_t>(vocab_size_),
@@ -188,14 +191,6 @@ Status DeviceSampler::Enqueue(const float* logits, device::Stream& stream) {
                                              static_cast<size_t>(place_) * max_rows_,
                                   .token_ids = reinterpret_cast<int32_t*>(token_ids_.data())},
       stream);
-  return OkStatus();
-}
-
-Status DeviceSampler::SetToken(size_t index, int32_t token_id, device::Stream& stream) {
-  CHECK_LT(index, max_rows_);
-  // A few bytes of pageable memory are read before Copy returns.
-  return stream.Copy(reinterpret_cast<int32_t*>(token_ids_.data()) + index, &token_id,
-                     sizeof(token_id));
 }
 
 void DeviceSampler::Read(int place, size_t i, const request::Request& request,

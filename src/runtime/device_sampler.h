@@ -43,12 +43,10 @@ class DeviceSampler {
   bool Add(const DeviceSampleRow& row);
   size_t num_rows() const { return num_rows_; }
 
-  // Draws the rows added since Begin: row i's token becomes token_ids()[i]. The logits may still be
-  // on their way in the stream; what Add was given is not needed any more.
-  Status Enqueue(const float* logits, device::Stream& stream);
-
-  // A token that the host drew, as number `index`.
-  Status SetToken(size_t index, int32_t token_id, device::Stream& stream);
+  // Brings the rows added since Begin to the device; what Add was given is not needed any more.
+  Status Upload(device::Stream& stream);
+  // Draws them: row i's token becomes token_ids()[i].
+  void Draw(const float* logits, device::Stream& stream);
 
   // Row i of the place's last step, whose work has ended: token, log-probabilities and status.
   void Read(int place, size_t i, const request::Request& request,

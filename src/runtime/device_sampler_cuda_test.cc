@@ -57,7 +57,8 @@ class DeviceSamplerTest : public testing::Test {
                                    .num_output_tokens = c.num_output(),
                                    .mask = c.mask}));
     }
-    EXPECT_TRUE((*sampler)->Enqueue(reinterpret_cast<float*>(logits.data()), *stream_).ok());
+    EXPECT_TRUE((*sampler)->Upload(*stream_).ok());
+    (*sampler)->Draw(reinterpret_cast<float*>(logits.data()), *stream_);
     std::vector<int32_t> token_ids(cases.size());
     EXPECT_TRUE(stream_
                     ->Copy(token_ids.data(), (*sampler)->token_ids(),

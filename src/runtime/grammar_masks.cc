@@ -47,9 +47,9 @@ void GrammarMasks::Start(std::span<const Sequence> sequences) {
   if (words_.size() < sequences.size() * num_words_) words_.resize(sequences.size() * num_words_);
   num_taken_ = 0;
   num_filled_ = 0;
-  for (const Sequence& sequence : sequences_) {
-    if (sequence.constraint != nullptr) return work_.notify_all();
-  }
+  has_work_ = std::any_of(sequences_.begin(), sequences_.end(),
+                          [](const Sequence& s) { return s.constraint != nullptr; });
+  if (has_work_) return work_.notify_all();
   num_taken_ = num_filled_ = sequences_.size();
 }
 

@@ -36,6 +36,8 @@ class GrammarMasks {
   // Brings each constraint up to its output (a token may have been sampled, or drafts taken back
   // since) and fills its mask. Constraints and outputs stay as they are until Wait.
   void Start(std::span<const Sequence> sequences);
+  // Whether a grammar was given work in the last Start, finished or not.
+  bool is_working() const { return has_work_; }
   // One mask per sequence, valid until the next Start.
   std::span<const Mask> Wait();
 
@@ -48,6 +50,7 @@ class GrammarMasks {
   std::vector<Mask> masks_;
   std::vector<uint32_t> words_;  // [sequences, num_words_]
 
+  bool has_work_ = false;
   std::mutex mutex_;
   std::condition_variable work_;
   std::condition_variable done_;

@@ -144,7 +144,7 @@ Status EditLogits(const request::SamplingParams& params, const TokenHistory& his
   for (const auto& [id, bias] : params.logit_bias) {
     if (InRow(id, logits)) logits[static_cast<size_t>(id)] += bias;
   }
-  if (IsMinTokensPending(params, history.output.size())) {
+  if (IsMinTokensPending(params, history.num_output())) {
     RuleOutStops(params, eos_token_ids, logits);
   }
   if (!AnyLeft(logits)) return NoTokenLeft();

@@ -16,6 +16,8 @@ namespace fathom::runtime {
 struct TokenHistory {
   std::span<const int32_t> prompt;
   std::span<const int32_t> output;
+  size_t num_missing = 0;  // tokens at the output's end, when no edit depends on what they are
+  size_t num_output() const { return output.size() + num_missing; }
 };
 
 // Whether EditLogits would leave the row as it is (a grammar aside).

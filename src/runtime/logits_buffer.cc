@@ -15,11 +15,12 @@ Result<LogitsBuffer> LogitsBuffer::Make(int max_rows, int vocab_size, device::De
   return buffer;
 }
 
-Status LogitsBuffer::Fetch(size_t num_rows, device::Stream& stream) {
-  CHECK_LE(num_rows, static_cast<size_t>(max_rows_));
+Status LogitsBuffer::Fetch(size_t first_row, size_t num_rows, device::Stream& stream) {
+  CHECK_LE(first_row + num_rows, static_cast<size_t>(max_rows_));
   if (!host_.empty()) {
+    const size_t first = first_row * vocab_size_;
     const auto bytes = static_cast<int64_t>(num_rows * vocab_size_ * sizeof(float));
-    RETURN_IF_ERROR(stream.Copy(host_.data(), device_.data(), bytes));
+    RETURN_IF_ERROR(stream.Copy(host_.data() + first, device_data() + first, bytes));
   }
   return stream.Synchronize();
 }

@@ -17,10 +17,10 @@ class LogitsBuffer {
 
   float* device_data() const { return reinterpret_cast<float*>(device_.data()); }
 
-  // Waits for the stream and brings the first `num_rows` to the host.
-  Status Fetch(size_t num_rows, device::Stream& stream);
+  // Waits for the stream and brings `num_rows` rows to the host.
+  Status Fetch(size_t first_row, size_t num_rows, device::Stream& stream);
 
-  // Row i of those fetched last: [vocab].
+  // Row i, which was fetched: [vocab].
   std::span<const float> row(size_t i) const;
 
   int max_rows() const { return max_rows_; }

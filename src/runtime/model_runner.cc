@@ -17,7 +17,8 @@ constexpr auto kStoreWait = std::chrono::milliseconds(5);
 // runs again after a preemption.
 size_t NumPromptLogprobs(const request::ScheduledSequence& s) {
   const size_t num_prompt_tokens = s.request->prompt_token_ids.size();
-  if (!s.request->sampling.num_prompt_logprobs || s.all_token_ids.size() > num_prompt_tokens) {
+  if (!s.request->sampling.num_prompt_logprobs || s.is_pending() ||
+      s.all_token_ids.size() > num_prompt_tokens) {
     return 0;
   }
   const auto begin = static_cast<size_t>(s.num_computed_tokens);
@@ -44,13 +45,21 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Make(const ModelRunnerOptions&
   ASSIGN_OR_RETURN(auto stream, device.MakeStream());
   ASSIGN_OR_RETURN(auto logits,
                    LogitsBuffer::Make(options.max_logits_rows, options.vocab_size, device));
-  return std::unique_ptr<ModelRunner>(new ModelRunner(
-      options, model, std::move(kv_cache), std::move(stream), std::move(logits), std::move(disk)));
+  ASSIGN_OR_RETURN(auto sampler, DeviceSampler::Make(options.max_logits_rows, options.vocab_size,
+                                                     options.eos_token_ids, device));
+  std::unique_ptr<ModelRunner> runner(new ModelRunner(options, model, std::move(kv_cache),
+                                                      std::move(stream), std::move(logits),
+                                                      std::move(sampler), std::move(disk)));
+  for (auto& ended : runner->ended_) {
+    ASSIGN_OR_RETURN(ended, device.MakeEvent());
+  }
+  return runner;
 }
 
 ModelRunner::ModelRunner(const ModelRunnerOptions& options, model::DeepSeekV4& model,
                          KvCache kv_cache, std::unique_ptr<device::Stream> stream,
-                         LogitsBuffer logits, std::unique_ptr<kv_store::DiskStore> disk)
+                         LogitsBuffer logits, std::unique_ptr<DeviceSampler> device_sampler,
+                         std::unique_ptr<kv_store::DiskStore> disk)
     : num_layers_(options.num_layers),
       num_experts_per_token_(options.num_experts_per_token),
       model_(model),
@@ -59,27 +68,47 @@ ModelRunner::ModelRunner(const ModelRunnerOptions& options, model::DeepSeekV4& m
       thread_pool_(PoolOf(*stream_)),
       logits_(std::move(logits)),
       sampler_(options.vocab_size, options.eos_token_ids, thread_pool_),
+      device_sampler_(std::move(device_sampler)),
       masks_(options.vocab_size, NumMaskThreads()),
       disk_(std::move(disk)) {}
 
 Result<request::StepResult> ModelRunner::Run(const request::ScheduledBatch& batch) {
-  RETURN_IF_ERROR(kv_cache_.Run(batch.transfers.copies, *stream_));
-  if (!batch.sequences.empty()) RETURN_IF_ERROR(RunForward(batch));
-
-  request::StepResult result;
-  result.step = batch.step;
-  RETURN_IF_ERROR(RunStore(batch.transfers, result));
-  result.sequences.resize(batch.sequences.size());
-  for (size_t i = 0; i < batch.sequences.size(); ++i) {
-    result.sequences[i].request_id = batch.sequences[i].request_id;
-  }
-  SampleTokens(batch, result);
-  ComputePromptLogprobs(batch, result);
-  if (!batch.sequences.empty()) ReportExperts(batch, result);
-  return result;
+  RETURN_IF_ERROR(Launch(batch));
+  return Collect();
 }
 
-Status ModelRunner::RunForward(const request::ScheduledBatch& batch) {
+Status ModelRunner::Launch(const request::ScheduledBatch& batch) {
+  CHECK_LT(steps_.size(), static_cast<size_t>(kMaxInFlight));
+  RETURN_IF_ERROR(kv_cache_.Run(batch.transfers.copies, *stream_));
+  place_ = (place_ + 1) % kMaxInFlight;
+  Step step;
+  step.batch = &batch;
+  step.place = place_;
+  step.result.step = batch.step;
+  for (const request::ScheduledSequence& s : batch.sequences) {
+    step.result.sequences.emplace_back().request_id = s.request_id;
+  }
+  if (!batch.sequences.empty()) RETURN_IF_ERROR(RunForward(batch, step));
+  RETURN_IF_ERROR(ended_[static_cast<size_t>(step.place)]->Record(*stream_));
+  steps_.push_back(std::move(step));
+  return OkStatus();
+}
+
+Result<request::StepResult> ModelRunner::Collect() {
+  CHECK(!steps_.empty());
+  Step step = std::move(steps_.front());
+  steps_.pop_front();
+  RETURN_IF_ERROR(ended_[static_cast<size_t>(step.place)]->Wait());
+  RunStore(step.batch->transfers, step.result);
+  for (size_t row = 0; row < step.on_device.size(); ++row) {
+    const size_t i = step.on_device[row];
+    device_sampler_->Read(step.place, row, *step.batch->sequences[i].request,
+                          step.result.sequences[i]);
+  }
+  return std::move(step.result);
+}
+
+Status ModelRunner::RunForward(const request::ScheduledBatch& batch, Step& step) {
   FillBatch(batch);
   StartMasks(batch);
   model::ForwardBatch view = device_batch_.View();
@@ -87,16 +116,28 @@ Status ModelRunner::RunForward(const request::ScheduledBatch& batch) {
       std::any_of(batch.sequences.begin(), batch.sequences.end(), WantsExperts);
   expert_ids_.resize(reports_experts ? view.token_ids.size() * NumExpertsPerRow() : 0);
   view.expert_ids = expert_ids_;
+  if (device_sampler_ != nullptr) view.sampled = device_sampler_->token_ids();
+  // Grammars work while the forward runs; what else a draw needs is uploaded ahead of it.
+  const bool waits_for_masks = masks_.is_working();
+  if (!waits_for_masks) AddDeviceRows(batch, step);
+  if (!step.on_device.empty()) RETURN_IF_ERROR(device_sampler_->Upload(*stream_));
   model_.Forward(view, kv_cache_.view(), logits_.device_data(), *stream_, nullptr);
-  const Status fetched = logits_.Fetch(device_batch_.num_logits_rows(), *stream_);
-  masks_.Wait();  // before the batch may go
-  return fetched;
+  if (waits_for_masks) {
+    AddDeviceRows(batch, step);
+    if (!step.on_device.empty()) RETURN_IF_ERROR(device_sampler_->Upload(*stream_));
+  }
+  if (!step.on_device.empty()) device_sampler_->Draw(logits_.device_data(), *stream_);
+  RETURN_IF_ERROR(FetchHostRows(batch, step));
+  SampleOnHost(batch, step);
+  ComputePromptLogprobs(batch, step.result);
+  ReportExperts(batch, step.result);
+  KeepSampled(batch, step);
+  return OkStatus();
 }
 
-// The disk sees host slots only when the copies into them are done.
-Status ModelRunner::RunStore(const request::KvTransfers& transfers, request::StepResult& result) {
-  if (disk_ == nullptr) return OkStatus();
-  if (!transfers.store.empty()) RETURN_IF_ERROR(stream_->Synchronize());
+// The step has ended, and so have the copies into the host slots that the disk sees.
+void ModelRunner::RunStore(const request::KvTransfers& transfers, request::StepResult& result) {
+  if (disk_ == nullptr) return;
   for (const request::KvStoreRequest& r : transfers.store) {
     const bool has_slot = r.host_slot >= 0;
     disk_->Submit(
@@ -104,19 +145,37 @@ Status ModelRunner::RunStore(const request::KvTransfers& transfers, request::Ste
   }
   if (transfers.wait_for_store) disk_->WaitForEvent(kStoreWait);
   result.store_events = disk_->TakeEvents();
-  return OkStatus();
 }
 
 void ModelRunner::FillBatch(const request::ScheduledBatch& batch) {
   device_batch_.Clear();
   first_row_.clear();
   for (const request::ScheduledSequence& s : batch.sequences) {
-    device_batch_.AddSequence(s.token_ids, s.num_computed_tokens, s.block_table);
+    if (s.is_pending()) {
+      AddPendingToken(s);
+    } else {
+      device_batch_.AddSequence(s.token_ids, s.num_computed_tokens, s.block_table);
+    }
     first_row_.push_back(device_batch_.num_logits_rows());
     const size_t num_prompt_rows = NumPromptLogprobs(s);
     for (size_t i = 0; i < num_prompt_rows; ++i) device_batch_.AddLogitsRow(i);
     if (s.sample) device_batch_.AddLogitsRow(s.token_ids.size() - 1);
   }
+}
+
+void ModelRunner::AddPendingToken(const request::ScheduledSequence& s) {
+  const Sampled& sampled = sampled_.at(s.request_id);
+  if (sampled.device_row >= 0) {
+    return device_batch_.AddSampledToken(sampled.device_row, s.num_computed_tokens, s.block_table);
+  }
+  // A request that failed has none: what it runs is dropped.
+  const int32_t token_ids[] = {std::max(sampled.token_id, 0)};
+  device_batch_.AddSequence(token_ids, s.num_computed_tokens, s.block_table);
+}
+
+// Among the logits rows.
+size_t ModelRunner::SampleRowOf(const request::ScheduledBatch& batch, size_t i) const {
+  return first_row_[i] + NumPromptLogprobs(batch.sequences[i]);
 }
 
 void ModelRunner::StartMasks(const request::ScheduledBatch& batch) {
@@ -127,6 +186,57 @@ void ModelRunner::StartMasks(const request::ScheduledBatch& batch) {
                          .output = s.all_token_ids.subspan(s.request->prompt_token_ids.size())});
   }
   masks_.Start(sequences);
+}
+
+// Who samples which row, and the device's rows.
+void ModelRunner::AddDeviceRows(const request::ScheduledBatch& batch, Step& step) {
+  const std::span<const GrammarMasks::Mask> masks = masks_.Wait();
+  step.masks.resize(batch.sequences.size());
+  if (device_sampler_ != nullptr) device_sampler_->Begin(step.place);
+  size_t next_mask = 0;
+  for (size_t i = 0; i < batch.sequences.size(); ++i) {
+    const request::ScheduledSequence& s = batch.sequences[i];
+    if (!s.sample) continue;
+    const GrammarMasks::Mask& mask = step.masks[i] = masks[next_mask++];
+    if (!mask.status.ok()) {
+      step.result.sequences[i].status = mask.status;
+      continue;
+    }
+    const bool added =
+        device_sampler_ != nullptr &&
+        device_sampler_->Add({.logits_row = static_cast<int32_t>(SampleRowOf(batch, i)),
+                              .request = s.request,
+                              .all_token_ids = s.all_token_ids,
+                              .num_output_tokens = s.num_output_tokens(),
+                              .mask = mask.words});
+    (added ? step.on_device : step.on_host).push_back(i);
+  }
+}
+
+// What the host looks at; all on a CPU, where that costs nothing.
+Status ModelRunner::FetchHostRows(const request::ScheduledBatch& batch, const Step& step) {
+  if (!expert_ids_.empty()) RETURN_IF_ERROR(stream_->Synchronize());
+  for (const size_t i : step.on_host) {
+    RETURN_IF_ERROR(logits_.Fetch(SampleRowOf(batch, i), 1, *stream_));
+  }
+  for (size_t i = 0; i < batch.sequences.size(); ++i) {
+    const size_t num_rows = NumPromptLogprobs(batch.sequences[i]);
+    if (num_rows > 0) RETURN_IF_ERROR(logits_.Fetch(first_row_[i], num_rows, *stream_));
+  }
+  return OkStatus();
+}
+
+void ModelRunner::KeepSampled(const request::ScheduledBatch& batch, const Step& step) {
+  sampled_.clear();
+  for (const size_t i : step.on_host) {
+    const std::vector<int32_t>& token_ids = step.result.sequences[i].sampled_token_ids;
+    sampled_[batch.sequences[i].request_id] = {
+        .token_id = token_ids.empty() ? request::kPendingToken : token_ids[0]};
+  }
+  for (size_t row = 0; row < step.on_device.size(); ++row) {
+    sampled_[batch.sequences[step.on_device[row]].request_id] = {.device_row =
+                                                                     static_cast<int32_t>(row)};
+  }
 }
 
 // From layers of tokens to tokens of layers.
@@ -151,24 +261,17 @@ void ModelRunner::ReportExperts(const request::ScheduledBatch& batch,
   }
 }
 
-void ModelRunner::SampleTokens(const request::ScheduledBatch& batch, request::StepResult& result) {
+void ModelRunner::SampleOnHost(const request::ScheduledBatch& batch, Step& step) {
   std::vector<SampleRow> rows;
   std::vector<request::SequenceResult*> results;
-  const std::span<const GrammarMasks::Mask> masks = masks_.Wait();
-  size_t next_mask = 0;
-  for (size_t i = 0; i < batch.sequences.size(); ++i) {
+  for (const size_t i : step.on_host) {
     const request::ScheduledSequence& s = batch.sequences[i];
-    if (!s.sample) continue;
-    const GrammarMasks::Mask& mask = masks[next_mask++];
-    if (!mask.status.ok()) {
-      result.sequences[i].status = mask.status;
-      continue;
-    }
-    rows.push_back({.logits = logits_.row(first_row_[i] + NumPromptLogprobs(s)),
+    rows.push_back({.logits = logits_.row(SampleRowOf(batch, i)),
                     .request = s.request,
                     .all_token_ids = s.all_token_ids,
-                    .mask = mask.words});
-    results.push_back(&result.sequences[i]);
+                    .mask = step.masks[i].words,
+                    .num_missing = s.is_pending() ? size_t{1} : 0});
+    results.push_back(&step.result.sequences[i]);
   }
   sampler_.Sample(rows, results);
 }

@@ -1,8 +1,16 @@
 // ModelRunner: one step from plan to tokens: ScheduledBatch -> DeviceBatch -> forward -> Sampler ->
 // StepResult. Owned by a Worker and used on its thread alone; the model and the device outlive it.
+//
+// On a GPU a step is enqueued, sampled there (device_sampler.h), and its result is waited for
+// later, so that the next step can be enqueued behind it; its pending tokens never leave the
+// device. What only the host can do (prompt log-probabilities, many best tokens, the experts) is
+// done in Launch, for its rows alone. On a CPU all of a step is run in Launch.
 #pragma once
 
+#include <array>
+#include <deque>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "base/status.h"
@@ -11,6 +19,7 @@
 #include "model/model.h"
 #include "request/scheduled_batch.h"
 #include "runtime/device_batch.h"
+#include "runtime/device_sampler.h"
 #include "runtime/grammar_masks.h"
 #include "runtime/kv_cache.h"
 #include "runtime/logits_buffer.h"
@@ -33,24 +42,49 @@ class ModelRunner {
       const ModelRunnerOptions& options, model::DeepSeekV4& model, KvCache kv_cache,
       device::Device& device, std::unique_ptr<kv_store::DiskStore> disk = nullptr);
 
-  // An error is the device's, and the end of the runner; what fails one request is in its
-  // SequenceResult.
+  // Steps that may be launched and not collected.
+  static constexpr int kMaxInFlight = DeviceSampler::kNumPlaces;
+
+  // Starts a step behind those that were started; a pending token is what the one before samples.
+  // The batch lives until its Collect, what it views until Launch returns. An error is the
+  // device's, and the end of the runner.
+  Status Launch(const request::ScheduledBatch& batch);
+  // Waits for the oldest step. An error as above; what fails one request is in its SequenceResult.
+  Result<request::StepResult> Collect();
+  // Whether a step that is launched runs while the next is.
+  bool overlaps() const { return device_sampler_ != nullptr; }
+
+  // Both: one step.
   Result<request::StepResult> Run(const request::ScheduledBatch& batch);
 
  private:
+  struct Step {
+    const request::ScheduledBatch* batch = nullptr;
+    int place = 0;
+    request::StepResult result;             // what the host did
+    std::vector<size_t> on_device;          // the sequences of the device's rows
+    std::vector<size_t> on_host;            // those that the host samples
+    std::vector<GrammarMasks::Mask> masks;  // of each sequence; empty for one that samples nothing
+  };
   ModelRunner(const ModelRunnerOptions& options, model::DeepSeekV4& model, KvCache kv_cache,
               std::unique_ptr<device::Stream> stream, LogitsBuffer logits,
+              std::unique_ptr<DeviceSampler> device_sampler,
               std::unique_ptr<kv_store::DiskStore> disk);
-  Status RunForward(const request::ScheduledBatch& batch);
-  Status RunStore(const request::KvTransfers& transfers, request::StepResult& result);
+  Status RunForward(const request::ScheduledBatch& batch, Step& step);
+  void RunStore(const request::KvTransfers& transfers, request::StepResult& result);
   void FillBatch(const request::ScheduledBatch& batch);
+  void AddPendingToken(const request::ScheduledSequence& s);
+  size_t SampleRowOf(const request::ScheduledBatch& batch, size_t i) const;
+  void AddDeviceRows(const request::ScheduledBatch& batch, Step& step);
+  Status FetchHostRows(const request::ScheduledBatch& batch, const Step& step);
+  void KeepSampled(const request::ScheduledBatch& batch, const Step& step);
   void StartMasks(const request::ScheduledBatch& batch);
   void ComputePromptLogprobs(const request::ScheduledBatch& batch, request::StepResult& result);
   size_t NumExpertsPerRow() const {
     return static_cast<size_t>(num_layers_) * static_cast<size_t>(num_experts_per_token_);
   }
   void ReportExperts(const request::ScheduledBatch& batch, request::StepResult& result) const;
-  void SampleTokens(const request::ScheduledBatch& batch, request::StepResult& result);
+  void SampleOnHost(const request::ScheduledBatch& batch, Step& step);
 
   const int num_layers_;
   const int num_experts_per_token_;
@@ -60,10 +94,21 @@ class ModelRunner {
   ThreadPool* const thread_pool_;  // null on a GPU
   LogitsBuffer logits_;
   Sampler sampler_;
+  const std::unique_ptr<DeviceSampler> device_sampler_;  // null: the host samples all
   GrammarMasks masks_;
   DeviceBatch device_batch_;
   std::vector<size_t> first_row_;    // of each sequence, among the logits rows
   std::vector<int32_t> expert_ids_;  // [layers, T, experts per token]; empty: nobody asked
+
+  std::deque<Step> steps_;  // launched, oldest first
+  int place_ = 0;           // of the newest step, of kMaxInFlight
+  std::array<std::unique_ptr<device::Event>, kMaxInFlight> ended_;  // of each place
+  // What the newest step samples: the token, or where the device has it.
+  struct Sampled {
+    int32_t token_id = request::kPendingToken;
+    int32_t device_row = -1;
+  };
+  std::unordered_map<request::RequestId, Sampled> sampled_;
   // Last: its threads use the cache's host slots.
   std::unique_ptr<kv_store::DiskStore> disk_;
 };

@@ -160,10 +160,10 @@ Result<int32_t> Sampler::DrawToken(const SampleRow& row, Scratch& scratch) const
   const request::SamplingParams& params = row.request->sampling;
   const size_t num_prompt_tokens = row.request->prompt_token_ids.size();
   const TokenHistory history{row.all_token_ids.first(num_prompt_tokens),
-                             row.all_token_ids.subspan(num_prompt_tokens)};
+                             row.all_token_ids.subspan(num_prompt_tokens), row.num_missing};
   std::span<const float> logits = row.logits;
   std::span<const uint32_t> mask = row.mask;
-  if (!EditsNothing(params, history.output.size())) {
+  if (!EditsNothing(params, history.num_output())) {
     std::copy(logits.begin(), logits.end(), scratch.logits.begin());
     RETURN_IF_ERROR(
         EditLogits(params, history, eos_token_ids_, mask, scratch.logits, scratch.counts));
@@ -177,7 +177,7 @@ Result<int32_t> Sampler::DrawToken(const SampleRow& row, Scratch& scratch) const
   }
   CollectCandidates(params, logits, mask, scratch.candidates);
   if (scratch.candidates.empty()) return NoTokenLeft();
-  return Draw(scratch.candidates, UniformAt(params.seed, history.output.size()));
+  return Draw(scratch.candidates, UniformAt(params.seed, history.num_output()));
 }
 
 }  // namespace fathom::runtime

@@ -20,8 +20,11 @@ namespace fathom::runtime {
 struct SampleRow {
   std::span<const float> logits;  // [vocab]
   const request::Request* request = nullptr;
-  std::span<const int32_t> all_token_ids;  // prompt and output so far
-  std::span<const uint32_t> mask = {};     // bit t: the grammar allows t; empty: it allows all
+  // Prompt and output so far. A token of the output may be missing at its end, when nothing of the
+  // request depends on it (request::DependsOnOutput).
+  std::span<const int32_t> all_token_ids;
+  std::span<const uint32_t> mask = {};  // bit t: the grammar allows t; empty: it allows all
+  size_t num_missing = 0;
 };
 
 // A token that may be drawn, and its weight: probabilities up to a common factor.

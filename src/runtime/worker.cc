@@ -11,9 +11,10 @@ namespace fathom::runtime {
 namespace {
 
 // Exceptions end here: across threads they are a Status.
-Result<request::StepResult> RunBatch(ModelRunner& runner, const request::ScheduledBatch& batch) {
+template <typename Run>
+auto WithoutExceptions(const Run& run) -> decltype(run()) {
   try {
-    return runner.Run(batch);
+    return run();
   } catch (const std::bad_alloc&) {
     return OutOfMemory("a step ran out of host memory: lower --max-num-batched-tokens");
   } catch (const std::exception& e) {
@@ -27,17 +28,27 @@ Worker::Worker(std::unique_ptr<ModelRunner> runner)
     : runner_(std::move(runner)), thread_([this] { RunThread(); }) {}
 
 Worker::~Worker() {
-  batches_.Close();
+  commands_.Close();
   thread_.join();
 }
 
-void Worker::Start(const request::ScheduledBatch& batch) { CHECK(batches_.TryPush(&batch)); }
+void Worker::Start(const request::ScheduledBatch& batch) { CHECK(commands_.TryPush(&batch)); }
 
-Result<request::StepResult> Worker::Wait() { return *results_.Pop(); }
+Result<request::StepResult> Worker::Wait() {
+  CHECK(commands_.TryPush(nullptr));
+  return *results_.Pop();
+}
 
 void Worker::RunThread() {
-  while (const auto batch = batches_.Pop()) {
-    CHECK(results_.TryPush(RunBatch(*runner_, **batch)));
+  Status launched;
+  while (const auto batch = commands_.Pop()) {
+    if (*batch != nullptr) {
+      if (launched.ok()) launched = WithoutExceptions([&] { return runner_->Launch(**batch); });
+    } else if (launched.ok()) {
+      CHECK(results_.TryPush(WithoutExceptions([&] { return runner_->Collect(); })));
+    } else {
+      CHECK(results_.TryPush(launched));
+    }
   }
 }
 

@@ -20,10 +20,11 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Begins a step. One may run at a time, and `batch` must live until Wait has returned.
+  // Begins a step. As many as the runner's kMaxInFlight may be started and not waited for; `batch`
+  // must live until its Wait has returned, and what it views until the Wait after its Start.
   void Start(const request::ScheduledBatch& batch);
 
-  // The result of the step that was started. An error, or an exception made into one, is the
+  // The result of the oldest step that was started. An error, or an exception made into one, is the
   // device's or our own: nothing can be run after it.
   Result<request::StepResult> Wait();
 
@@ -31,7 +32,8 @@ class Worker {
   void RunThread();
 
   std::unique_ptr<ModelRunner> runner_;
-  BoundedQueue<const request::ScheduledBatch*> batches_{1};
+  // Null: the oldest step's result is wanted.
+  BoundedQueue<const request::ScheduledBatch*> commands_{2 * ModelRunner::kMaxInFlight};
   BoundedQueue<Result<request::StepResult>> results_{1};
   std::thread thread_;
 };

@@ -10,6 +10,13 @@
 namespace fathom::device {
 namespace {
 
+// A CPU stream's work has ended when it was given.
+class CpuEvent final : public Event {
+ public:
+  Status Record(Stream&) override { return OkStatus(); }
+  Status Wait() override { return OkStatus(); }
+};
+
 class CpuStream final : public Stream {
  public:
   explicit CpuStream(ThreadPool& pool) : pool_(pool) {}
@@ -76,6 +83,10 @@ void CpuDevice::Free(std::byte* data, int64_t bytes) {
 
 Result<std::unique_ptr<Stream>> CpuDevice::MakeStream() {
   return std::unique_ptr<Stream>(std::make_unique<CpuStream>(pool_));
+}
+
+Result<std::unique_ptr<Event>> CpuDevice::MakeEvent() {
+  return std::unique_ptr<Event>(std::make_unique<CpuEvent>());
 }
 
 int64_t CpuDevice::total_memory_bytes() const { return MemInfoBytes("MemTotal"); }

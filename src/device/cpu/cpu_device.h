@@ -17,6 +17,7 @@ class CpuDevice final : public Device, private Buffer::Deleter {
   Result<Buffer> Allocate(int64_t bytes) override;
   Result<Buffer> AllocateHost(int64_t bytes) override { return Allocate(bytes); }
   Result<std::unique_ptr<Stream>> MakeStream() override;
+  Result<std::unique_ptr<Event>> MakeEvent() override;
   int64_t total_memory_bytes() const override;
   int64_t free_memory_bytes() const override;
 

@@ -47,6 +47,26 @@ class CudaStream final : public Stream {
   cudaStream_t stream_;
 };
 
+class CudaEvent final : public Event {
+ public:
+  explicit CudaEvent(cudaEvent_t event) : event_(event) {}
+  ~CudaEvent() override { cudaEventDestroy(event_); }
+
+  Status Record(Stream& stream) override {
+    RETURN_IF_CUDA_ERROR(
+        "cudaEventRecord",
+        cudaEventRecord(event_, static_cast<cudaStream_t>(stream.native_handle())));
+    return OkStatus();
+  }
+  Status Wait() override {
+    RETURN_IF_CUDA_ERROR("cudaEventSynchronize", cudaEventSynchronize(event_));
+    return OkStatus();
+  }
+
+ private:
+  cudaEvent_t event_;
+};
+
 class CudaDevice final : public Device, private Buffer::Deleter {
  public:
   CudaDevice(int index, std::string name) : index_(index), name_(std::move(name)) {}
@@ -93,6 +113,14 @@ class CudaDevice final : public Device, private Buffer::Deleter {
     RETURN_IF_CUDA_ERROR("cudaStreamCreate",
                          cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     return std::unique_ptr<Stream>(std::make_unique<CudaStream>(stream));
+  }
+
+  Result<std::unique_ptr<Event>> MakeEvent() override {
+    RETURN_IF_CUDA_ERROR("cudaSetDevice", cudaSetDevice(index_));
+    cudaEvent_t event = nullptr;
+    RETURN_IF_CUDA_ERROR("cudaEventCreate",
+                         cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    return std::unique_ptr<Event>(std::make_unique<CudaEvent>(event));
   }
 
   int64_t total_memory_bytes() const override { return MemoryInfo().second; }

@@ -10,7 +10,10 @@ __global__ void __launch_bounds__(256)
   WaitForPredecessor();
   AllowSuccessor();
   const int64_t t = blockIdx.x, chunks = p.hidden / 8;
-  const auto* row = reinterpret_cast<const uint4*>(p.table + p.token_ids[t] * p.hidden);
+  const int source = p.token_sources[t];
+  const int64_t id = source < 0 ? p.token_ids[t] : p.sampled[source];
+  if (threadIdx.x == 0) p.resolved[t] = static_cast<int32_t>(id);
+  const auto* row = reinterpret_cast<const uint4*>(p.table + id * p.hidden);
   auto* out = reinterpret_cast<uint4*>(p.streams + t * kNumStreams * p.hidden);
   for (int64_t i = threadIdx.x; i < chunks; i += 256) {
     const uint4 chunk = row[i];

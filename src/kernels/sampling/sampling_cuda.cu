@@ -54,12 +54,26 @@ class RowSampler {
 
   __device__ Best Load() {
     Best best = Best::None();
-    slice_.ForEach([&](int i) {
-      const float x = raw_[slice_.first + i];
-      slice_.logits[i] = x;
-      const uint32_t flags = x < INFINITY ? (x > -INFINITY ? kFiniteLogit : 0) : kBadLogit;
-      best = Better()(best, {x, slice_.first + i, flags});
-    });
+    const auto take = [&](int i, float x) {
+      best.flags |= x < INFINITY ? 0 : kBadLogit;
+      if (x <= best.logit) return;  // a thread's ids ascend
+      best.logit = x;
+      best.token_id = slice_.first + i;
+    };
+    if (p_.vocab % 4 == 0) {  // then every part of it is aligned
+      const auto* raw = reinterpret_cast<const float4*>(raw_ + slice_.first);
+      auto* logits = reinterpret_cast<float4*>(slice_.logits);
+#pragma unroll 4
+      for (int i = static_cast<int>(threadIdx.x); i < slice_.size / 4; i += kRowThreads) {
+        const float4 x = raw[i];
+        logits[i] = x;
+        take(4 * i, x.x), take(4 * i + 1, x.y), take(4 * i + 2, x.z), take(4 * i + 3, x.w);
+      }
+      __syncthreads();  // other threads go on with what this one loaded
+    } else {
+      slice_.ForEach([&](int i) { take(i, slice_.logits[i] = raw_[slice_.first + i]); });
+    }
+    if (best.logit > -INFINITY) best.flags |= kFiniteLogit;
     return values_.OverCluster(best, Better());
   }
 
@@ -144,7 +158,7 @@ class RowSampler {
     const Mass all = values_.OverCluster(own, Add());
     const bool cut = row_.top_k > 0 && static_cast<unsigned>(row_.top_k) < all.count;
     if (!cut && row_.top_p >= 1) {
-      return TokenAt(Target(all.weight),
+      return TokenAt(Target(all.weight), own,
                      [&](int i) { return weights.Of(slice_.logits[i]).weight; });
     }
     SortedWalk walk(slice_, weights, s_.walk, values_);
@@ -166,8 +180,13 @@ class RowSampler {
     const WalkPlace place = walk.Find(/*by_count=*/false, target);
     // Among equal logits the lowest id comes first.
     const unsigned long long nth = (target - place.above.weight) / WeightOf(weights, place);
-    return TokenAt(nth,
-                   [&](int i) { return OrderedKey(slice_.logits[i]) == place.key ? 1ull : 0; });
+    const auto is_there = [&](int i) {
+      return OrderedKey(slice_.logits[i]) == place.key ? 1ull : 0ull;
+    };
+    own = {0, 0};
+    slice_.ForEach([&](int i) { own.weight += is_there(i); });
+    values_.OverCluster(own, Add());
+    return TokenAt(nth, own, is_there);
   }
 
   __device__ unsigned long long Target(unsigned long long sum) const {
@@ -179,13 +198,9 @@ class RowSampler {
   }
 
   // The first token, by id, up to and with which the sum of measure(i) is above `target`, which is
-  // less than the sum of all.
+  // less than the sum of all. `own` is this thread's sum, which OverCluster has just added up.
   template <typename Measure>
-  __device__ int32_t TokenAt(unsigned long long target, const Measure& measure) {
-    Mass own{0, 0};
-    slice_.ForEach([&](int i) { own.weight += measure(i); });
-    own = OverWarp(own, Add());
-    values_.Show(values_.OverBlock(threadIdx.x % 32 == 0 ? own : Mass{0, 0}, Add()));
+  __device__ int32_t TokenAt(unsigned long long target, const Mass& own, const Measure& measure) {
     int owner = 0;
     unsigned long long before = 0;
     for (; owner < kRowBlocks - 1; ++owner) {
@@ -193,7 +208,7 @@ class RowSampler {
       if (with > target) break;
       before = with;
     }
-    if (rank_ == owner) FindInBlock(target, before, own.weight, measure);
+    if (rank_ == owner) FindInBlock(target, before, OverWarp(own, Add()).weight, measure);
     ClusterSync();
     const int32_t token = LoadOf(s_.result.token_id, owner);
     ClusterSync();
@@ -235,7 +250,9 @@ class RowSampler {
   __device__ void ReportTop(const Best& raw) {
     max_ = raw.logit;
     Sum own{0};
-    slice_.ForEach([&](int i) { own.value += exp(static_cast<double>(slice_.logits[i]) - max_); });
+    slice_.ForEach([&](int i) {
+      own.value += ExpNotAbove1(max(-700.0, static_cast<double>(slice_.logits[i]) - max_));
+    });
     log_sum_ = log(values_.OverCluster(own, AddSum()).value);
     Best last = raw;
     for (int n = 0; n < row_.num_logprobs && n < p_.vocab; ++n) {

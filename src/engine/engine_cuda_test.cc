@@ -1,0 +1,124 @@
+// The engine on a GPU with the built-in model: a request that is alone gets the same tokens whether
+// a step is planned while the one before runs, and sampled tokens stay on the device, or not.
+#include <gtest/gtest.h>
+
+#include "checkpoint/checkpoint.h"
+#include "engine/make_engine.h"
+#include "engine/testing.h"
+#include "model/deepseek_v4_cuda.h"
+#include "model/testing.h"
+
+namespace fathom::engine {
+namespace {
+
+class EngineCudaTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto gpu = device::MakeCudaDevice(0);
+    if (!gpu.ok()) GTEST_SKIP() << gpu.status().message();
+    gpu_ = std::move(*gpu);
+    const std::string folder = std::string(FATHOM_MODELS) + "/fathom-tiny";
+    config_ = checkpoint::LoadModelConfig(folder).value();
+    const auto source = checkpoint::OpenCheckpoint(folder, config_);
+    auto model = model::MakeDeepSeekV4Cuda(config_, kv_cache::IndexKeyDType::kFp4, **source, false,
+                                           limits_, *gpu_);
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    model_ = std::move(*model);
+  }
+
+  void Start(bool async) {
+    engine_.reset();
+    metrics_ = std::make_unique<MetricsRegistry>();
+    const auto layout =
+        kv_cache::MakeKvLayout(config_, config::Numerics::kOfficial, kv_cache::IndexKeyDType::kFp4);
+    EngineOptions options{.model_name = "tiny",
+                          .vocab_size = config_.vocab_size,
+                          .sliding_window = config_.sliding_window,
+                          .eos_token_ids = {config_.eos_token_id},
+                          .num_layers = config_.num_layers,
+                          .num_experts_per_token = config_.num_experts_per_token,
+                          .limits = limits_,
+                          .kv_cache_bytes = int64_t{256} << 20};
+    options.async_scheduling = async;
+    auto engine = MakeEngine(options, layout, *model_, *gpu_, *metrics_, clock_);
+    ASSERT_TRUE(engine.ok()) << engine.status().message();
+    engine_ = std::move(*engine);
+  }
+
+  std::shared_ptr<CollectingSink> Submit(int length, const request::SamplingParams& sampling) {
+    request::Request request;
+    request.id = engine_->NextRequestId();
+    request.prompt_token_ids = model::RandomTokens(config_, length, static_cast<uint32_t>(length));
+    request.sampling = sampling;
+    request.arrival = clock_.Now();
+    auto sink = std::make_shared<CollectingSink>();
+    EXPECT_TRUE(engine_->Submit(std::move(request), sink).ok());
+    return sink;
+  }
+
+  static std::vector<request::SamplingParams> Params() {
+    std::vector<request::SamplingParams> all(4);
+    for (size_t i = 0; i < all.size(); ++i) {
+      all[i].seed = i;
+      all[i].max_tokens = 90;
+      all[i].ignore_eos = i != 3;
+    }
+    all[0].temperature = 0;
+    all[0].num_logprobs = 5;
+    all[1].top_p = 0.9;
+    all[1].min_tokens = 40;
+    all[2].repetition_penalty = 1.2;
+    all[2].frequency_penalty = 0.5;
+    all[3].num_logprobs = 30;  // more than the device reports
+    return all;
+  }
+
+  const model::ModelLimits limits_{
+      .max_batched_tokens = 512, .max_num_seqs = 12, .max_model_len = 1024};
+  config::ModelConfig config_;
+  SystemClock clock_;
+  std::unique_ptr<MetricsRegistry> metrics_;
+  std::unique_ptr<device::Device> gpu_;
+  std::unique_ptr<model::DeepSeekV4> model_;
+  std::unique_ptr<Engine> engine_;
+};
+
+TEST_F(EngineCudaTest, PlanningAheadChangesNoToken) {
+  std::vector<std::vector<int32_t>> tokens[2];
+  std::vector<std::vector<float>> logprobs[2];
+  for (const bool async : {false, true}) {
+    Start(async);
+    for (const request::SamplingParams& params : Params()) {
+      for (const int length : {1, 200, 257}) {
+        const auto sink = Submit(length, params);
+        EXPECT_EQ(sink->Wait().error.message(), "");
+        tokens[async].push_back(sink->token_ids());
+        auto& chosen = logprobs[async].emplace_back();
+        for (const auto& token : sink->logprobs()) chosen.push_back(token.chosen.logprob);
+      }
+    }
+  }
+  EXPECT_EQ(tokens[true], tokens[false]);
+  EXPECT_EQ(logprobs[true], logprobs[false]);
+}
+
+TEST_F(EngineCudaTest, ManyRequestsComeAndGo) {
+  Start(/*async=*/true);
+  std::vector<std::shared_ptr<CollectingSink>> sinks;
+  for (int i = 0; i < 60; ++i) {
+    request::SamplingParams params = Params()[static_cast<size_t>(i) % 4];
+    params.max_tokens = 1 + i * 2;
+    params.ignore_eos = true;
+    sinks.push_back(Submit(1 + i * 13 % 400, params));
+  }
+  for (int i = 0; i < 60; ++i) {
+    const auto last = sinks[static_cast<size_t>(i)]->Wait();
+    EXPECT_EQ(last.finish_reason, request::FinishReason::kLength) << last.error.message();
+    EXPECT_EQ(sinks[static_cast<size_t>(i)]->token_ids().size(), static_cast<size_t>(1 + i * 2));
+  }
+  engine_->Drain(std::chrono::seconds(5));
+  EXPECT_EQ(engine_->Stats().kv_cache_usage, 0);
+}
+
+}  // namespace
+}  // namespace fathom::engine

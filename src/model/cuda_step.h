@@ -1,0 +1,77 @@
+// CudaStep: a step as a GPU's kernels see it. StepUploader: brings a ForwardBatch there in one
+// copy, out of pinned memory in two places that take turns, so that a step is uploaded while the
+// one before runs. One thread.
+//
+// A step of decodes is padded to one of few sizes, so that few graphs serve all: 1, 2, 4, 8 and
+// multiples of 8. A padding token has token_seq -1 and is token 0 at position 0; a padding sequence
+// has no tokens and no state slot: kernels skip both, and write no cache for them.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "kernels/batch_cuda.h"
+#include "model/cuda_workspace.h"
+#include "model/model.h"
+
+namespace fathom::model {
+
+struct CudaStep {
+  kernels::CudaBatch batch;
+  const int32_t* token_ids = nullptr;      // [num_tokens], as the host knows them
+  const int32_t* token_sources = nullptr;  // [num_tokens], into sampled; -1: token_ids has it
+  const int32_t* sampled = nullptr;
+  const int32_t* logits_rows = nullptr;
+  int64_t num_logits_rows = 0;
+  bool any_index_scoring = false;
+  int max_entries = 0;  // ratio-4 entries that a token may see
+  KvCacheView kv;
+  float* logits = nullptr;
+  device::Stream* stream = nullptr;
+  ChoiceRecorder* recorder = nullptr;
+};
+
+// A step in which every sequence runs one token and wants its logits.
+inline bool IsDecode(const ForwardBatch& batch) {
+  return batch.token_ids.size() == batch.num_computed.size() &&
+         batch.logits_rows.size() == batch.token_ids.size();
+}
+
+// The size to which `num_seqs` decodes are padded, at most max_num_seqs.
+int DecodeBucket(int num_seqs, int max_num_seqs);
+
+class StepUploader {
+ public:
+  // kOutOfMemory. The workspace outlives it.
+  static Result<std::unique_ptr<StepUploader>> Make(const ModelLimits& limits, int index_topk,
+                                                    const CudaWorkspace& workspace);
+  ~StepUploader();
+  StepUploader(const StepUploader&) = delete;
+  StepUploader& operator=(const StepUploader&) = delete;
+
+  // Fills the step's arrays, but for what the batch does not have (kv, logits, recorder). The batch
+  // may change when it returns. `pad`: as a step of decodes.
+  CudaStep Upload(const ForwardBatch& batch, bool pad, device::Stream& stream);
+
+ private:
+  struct Place {
+    std::byte* host = nullptr;
+    cudaEvent_t copied = nullptr;
+  };
+  StepUploader(const ModelLimits& limits, int index_topk, const CudaWorkspace& workspace)
+      : limits_(limits), index_topk_(index_topk), workspace_(workspace) {}
+  void ListTokens(const ForwardBatch& batch);
+  int TableStride(int max_blocks) const;
+
+  const ModelLimits limits_;
+  const int index_topk_;
+  const CudaWorkspace& workspace_;
+  std::array<Place, 2> places_;
+  size_t turn_ = 0;
+  std::vector<int32_t> token_seq_, positions_, rows_;
+};
+
+}  // namespace fathom::model
