@@ -60,13 +60,13 @@ Result<std::unique_ptr<LocalEngine>> LocalEngine::Start(ModelSession session,
   engine_options.max_queue = max_queue;
   if (s.device->kind() == device::DeviceKind::kCuda) {
     engine_options.kv_memory_share = options.gpu_memory_utilization;
+    engine_options.auto_model_len = options.max_model_len == 0;
   }
   engine_options.kv = options.kv;
   engine_options.kv.turn_token_id = s.special_tokens.user;
   engine_options.kv.model_fingerprint = ModelFingerprint(options, s);
   engine_options.decode_floor = options.decode_floor;
   const kv_cache::KvLayout layout = kv_cache::MakeKvLayout(s.config, s.numerics, s.index_dtype);
-  engine_options.async_scheduling = options.async_scheduling;
   ASSIGN_OR_RETURN(local->engine_, engine::MakeEngine(engine_options, layout, *s.model, *s.device,
                                                       local->metrics_, local->clock_));
   return local;

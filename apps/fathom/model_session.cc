@@ -71,7 +71,7 @@ Result<std::unique_ptr<model::DeepSeekV4>> LoadModel(const ModelOptions& options
   if (session.device->kind() == device::DeviceKind::kCuda) {
     return model::MakeDeepSeekV4Cuda(session.config, session.index_dtype, source,
                                      options.load_format == LoadFormat::kDummy, session.limits,
-                                     *session.device, {.enforce_eager = options.enforce_eager});
+                                     *session.device);
   }
   ASSIGN_OR_RETURN(auto weights, model::LoadWeights(session.config, source, *session.device));
   return model::MakeDeepSeekV4(session.config, session.numerics, session.index_dtype,
@@ -113,10 +113,16 @@ Status FindModel(const ModelOptions& options, SessionText text, ModelSession* se
 }
 
 // The longest sequence: what was asked for, within what the model was made for. Auto: 32K tokens on
-// a CPU, where a longer context would take the machine's memory without being asked for.
-Result<int64_t> ChooseModelLen(const ModelOptions& options, const config::ModelConfig& config) {
-  constexpr int64_t kAutoModelLen = 32768;
-  if (options.max_model_len == 0) return std::min(kAutoModelLen, config.max_position_embeddings);
+// a CPU, where a longer context would take the machine's memory without being asked for; on a GPU
+// the most, of which the engine takes what its KV cache holds.
+Result<int64_t> ChooseModelLen(const ModelOptions& options, const config::ModelConfig& config,
+                               device::DeviceKind device) {
+  constexpr int64_t kAutoCpuModelLen = 32768;
+  if (options.max_model_len == 0) {
+    return device == device::DeviceKind::kCuda
+               ? config.max_position_embeddings
+               : std::min(kAutoCpuModelLen, config.max_position_embeddings);
+  }
   if (options.max_model_len > config.max_position_embeddings) {
     return InvalidArgument(
         fmt::format("--max-model-len {} is more than the model's max_position_embeddings {}",
@@ -139,11 +145,12 @@ Result<ModelSession> OpenModel(const ModelOptions& options, SessionText text) {
   session.index_dtype = options.numerics == config::Numerics::kFp32
                             ? kv_cache::IndexKeyDType::kFp32
                             : options.index_dtype.value_or(kv_cache::IndexKeyDType::kFp4);
-  ASSIGN_OR_RETURN(session.limits.max_model_len, ChooseModelLen(options, session.config));
+  ASSIGN_OR_RETURN(session.device, OpenDevice(options));
+  ASSIGN_OR_RETURN(session.limits.max_model_len,
+                   ChooseModelLen(options, session.config, session.device->kind()));
   session.limits.max_num_seqs = options.max_num_seqs;
   session.limits.max_batched_tokens =
       std::max(options.max_num_batched_tokens, options.max_num_seqs);
-  ASSIGN_OR_RETURN(session.device, OpenDevice(options));
 
   std::unique_ptr<checkpoint::TensorSource> source;
   if (options.load_format == LoadFormat::kDummy) {

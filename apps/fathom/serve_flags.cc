@@ -183,8 +183,11 @@ void AddModelFlags(std::vector<ServeFlag>* flags) {
                          SetModelNumber<uint64_t>(&ModelOptions::seed, 0, UINT64_MAX, "seed")));
   flags->push_back(Works("threads", "N", "CPU threads (default: all usable cores)",
                          SetModelNumber(&ModelOptions::num_threads, 1, 1024, "threads")));
-  flags->push_back(Works("max-model-len", "N|auto",
-                         "longest prompt plus output (default auto; 32k, 1M)", ApplyMaxModelLen));
+  flags->push_back(
+      Works("max-model-len", "N|auto",
+            "longest prompt plus output: 32k, 1M; auto: what a GPU's KV cache holds, 32k "
+            "on a CPU (default auto)",
+            ApplyMaxModelLen));
   flags->push_back(Works("max-num-seqs", "N", "sequences that run at once (default 64)",
                          SetModelNumber(&ModelOptions::max_num_seqs, 1, 65536, "max-num-seqs")));
   flags->push_back(Works(
@@ -221,29 +224,15 @@ void AddExecutionFlags(std::vector<ServeFlag>* flags) {
   flags->push_back(
       NoEffect("enable-expert-parallel", FlagKind::kSwitch, "one device holds all experts"));
   flags->push_back(NoEffect("enable-chunked-prefill", FlagKind::kSwitch, "always on"));
-  ServeFlag async_scheduling = Works(
-      "async-scheduling", "",
-      "plan and start a step while the one before runs (default: on a GPU)",
-      [](const Values& v, ServeOptions& o) {
-        o.model.async_scheduling = v[0] == "true";
-        return OkStatus();
-      },
-      FlagKind::kSwitch);
-  async_scheduling.negatable = true;
-  flags->push_back(std::move(async_scheduling));
+  flags->push_back(NoEffect("async-scheduling", FlagKind::kSwitch,
+                            "steps run one after the other on a CPU", nullptr, true));
   flags->push_back(NoEffect("scheduler-reserve-full-isl", FlagKind::kSwitch,
                             "a request is admitted when its whole prompt fits", nullptr, true));
   flags->push_back(NoEffect("disable-hybrid-kv-cache-manager", FlagKind::kSwitch,
                             "every kind of entry has a pool of its own", nullptr, true));
   flags->push_back(NoEffect("enable-flashinfer-autotune", FlagKind::kSwitch,
                             "nothing is tuned at run time", nullptr, true));
-  flags->push_back(Works(
-      "enforce-eager", "", "on a GPU, launch the operators of a decode step one by one, not as a graph",
-      [](const Values& v, ServeOptions& o) {
-        o.model.enforce_eager = v[0] == "true";
-        return OkStatus();
-      },
-      FlagKind::kSwitch));
+  flags->push_back(NoEffect("enforce-eager", FlagKind::kSwitch, "a CPU has no graphs to capture"));
   flags->push_back(
       NoEffect("disable-custom-all-reduce", FlagKind::kSwitch, "one device reduces nothing"));
   flags->push_back(NoEffect("disable-log-stats", FlagKind::kSwitch, "statistics cost nothing"));

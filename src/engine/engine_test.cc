@@ -75,16 +75,14 @@ void HashOfAll(std::span<const int32_t> token_ids, int64_t, std::span<float> log
   }
 }
 
-// The parameter: whether a step is planned while the one before runs.
-class EngineTest : public testing::TestWithParam<bool> {
+class EngineTest : public testing::Test {
  protected:
   EngineOptions Options() {
     return {.model_name = "fake",
             .vocab_size = kVocab,
             .eos_token_ids = {kEos},
             .limits = {.max_batched_tokens = 256, .max_num_seqs = 4, .max_model_len = 2048},
-            .max_queue = 16,
-            .async_scheduling = GetParam()};
+            .max_queue = 16};
   }
   void Start(FakeModel::Script script) { Start(std::move(script), Options()); }
   void Start(FakeModel::Script script, const EngineOptions& options) {
@@ -116,7 +114,7 @@ class EngineTest : public testing::TestWithParam<bool> {
   std::unique_ptr<Engine> engine_;
 };
 
-TEST_P(EngineTest, GeneratesUntilMaxTokensOrAnEndToken) {
+TEST_F(EngineTest, GeneratesUntilMaxTokensOrAnEndToken) {
   Start(CountUp);
   auto sink = Submit(MakeRequest({20, 21}, 3));
   EXPECT_EQ(sink->Wait().finish_reason, FinishReason::kLength);
@@ -131,7 +129,7 @@ TEST_P(EngineTest, GeneratesUntilMaxTokensOrAnEndToken) {
   EXPECT_THAT(sink->token_ids(), ElementsAre(7, 8, kEos));
 }
 
-TEST_P(EngineTest, AnswersManyRequestsFromManyThreads) {
+TEST_F(EngineTest, AnswersManyRequestsFromManyThreads) {
   EngineOptions options = Options();
   options.max_queue = 200;
   Start(HashOfAll, options);
@@ -168,7 +166,7 @@ std::vector<std::vector<int32_t>> Prompts() {
   return prompts;
 }
 
-TEST_P(EngineTest, TheSameSeedGivesTheSameTokensAloneBatchedChunkedAndPreempted) {
+TEST_F(EngineTest, TheSameSeedGivesTheSameTokensAloneBatchedChunkedAndPreempted) {
   struct Setting {
     int max_num_seqs;
     int max_batched_tokens;
@@ -217,7 +215,7 @@ TEST_P(EngineTest, TheSameSeedGivesTheSameTokensAloneBatchedChunkedAndPreempted)
   EXPECT_GT(preemptions.value(), 0u) << "the last setting no longer preempts";
 }
 
-TEST_P(EngineTest, CancelEndsARequestWithinAStepAndFreesItsMemory) {
+TEST_F(EngineTest, CancelEndsARequestWithinAStepAndFreesItsMemory) {
   Start(CountUp);
   auto sink = Submit(MakeRequest({20}, 2000));
   sink->WaitForTokens(3);
@@ -231,7 +229,7 @@ TEST_P(EngineTest, CancelEndsARequestWithinAStepAndFreesItsMemory) {
   EXPECT_EQ(engine_->Stats().kv_cache_usage, 0);
 }
 
-TEST_P(EngineTest, AReaderThatFoundItsStopStringEndsTheRequestAsStopped) {
+TEST_F(EngineTest, AReaderThatFoundItsStopStringEndsTheRequestAsStopped) {
   Start(CountUp);
   auto sink = Submit(MakeRequest({20}, 2000));
   sink->WaitForTokens(3);
@@ -246,7 +244,7 @@ TEST_P(EngineTest, AReaderThatFoundItsStopStringEndsTheRequestAsStopped) {
   EXPECT_THAT(text, HasSubstr("finished_reason=\"abort\"} 0\n"));
 }
 
-TEST_P(EngineTest, ARequestPastItsDeadlineEndsWithAnErrorAndTheOthersGoOn) {
+TEST_F(EngineTest, ARequestPastItsDeadlineEndsWithAnErrorAndTheOthersGoOn) {
   Start(CountUp);
   Request late = MakeRequest({20}, 2000);
   late.deadline = clock_.Now() + std::chrono::milliseconds(5);
@@ -258,7 +256,7 @@ TEST_P(EngineTest, ARequestPastItsDeadlineEndsWithAnErrorAndTheOthersGoOn) {
   EXPECT_EQ(sink->Wait().finish_reason, FinishReason::kLength);
 }
 
-TEST_P(EngineTest, AFullQueueRefusesAndMakesRoomAgain) {
+TEST_F(EngineTest, AFullQueueRefusesAndMakesRoomAgain) {
   Gate gate;
   EngineOptions options = Options();
   options.limits.max_num_seqs = 1;
@@ -279,7 +277,7 @@ TEST_P(EngineTest, AFullQueueRefusesAndMakesRoomAgain) {
   engine_->Drain(seconds(10));
 }
 
-TEST_P(EngineTest, RefusesWhatCouldNeverFitAndWhatIsNotInTheVocabulary) {
+TEST_F(EngineTest, RefusesWhatCouldNeverFitAndWhatIsNotInTheVocabulary) {
   Start(CountUp);
   auto sink = std::make_shared<CollectingSink>();
   Status status = engine_->Submit(MakeRequest(std::vector<int32_t>(2048, 20)), sink);
@@ -290,7 +288,25 @@ TEST_P(EngineTest, RefusesWhatCouldNeverFitAndWhatIsNotInTheVocabulary) {
   EXPECT_EQ(engine_->max_model_len(), 2048);
 }
 
-TEST_P(EngineTest, AnIdInUseIsRefused) {
+TEST_F(EngineTest, AnAutomaticContextIsWhatTheKvCacheHolds) {
+  EngineOptions options = Options();
+  const auto layout = runtime::FakeLayout();
+  options.limits.max_model_len = 1 << 20;
+  options.auto_model_len = true;
+  options.kv.prefix_caching = false;
+  options.limits.max_num_seqs = 2;
+  options.limits.max_batched_tokens = 64;
+  options.kv_cache_bytes =
+      7 * layout.block_bytes + 13 * layout.window_page_bytes + 2 * layout.state.slot_bytes;
+  Start(CountUp, options);
+  EXPECT_EQ(engine_->max_model_len(), 7 * 256);
+  const Status refused = engine_->Submit(MakeRequest(std::vector<int32_t>(7 * 256, 20), 1),
+                                         std::make_shared<CollectingSink>());
+  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.message(), HasSubstr("1792"));
+}
+
+TEST_F(EngineTest, AnIdInUseIsRefused) {
   Gate gate;
   Start([&gate](auto tokens, auto num_prompt, auto logits) {
     gate.Pass();
@@ -303,7 +319,7 @@ TEST_P(EngineTest, AnIdInUseIsRefused) {
   sink->Wait();
 }
 
-TEST_P(EngineTest, AFailedStepEndsEveryRequestAndTheEngineSaysSo) {
+TEST_F(EngineTest, AFailedStepEndsEveryRequestAndTheEngineSaysSo) {
   Gate gate;
   Start([&gate](auto, auto, auto) {
     gate.Pass();
@@ -325,7 +341,7 @@ TEST_P(EngineTest, AFailedStepEndsEveryRequestAndTheEngineSaysSo) {
   engine_->Drain(seconds(10));
 }
 
-TEST_P(EngineTest, LogitsThatAreNotFiniteFailOneRequest) {
+TEST_F(EngineTest, LogitsThatAreNotFiniteFailOneRequest) {
   Start([](auto tokens, auto num_prompt, std::span<float> logits) {
     CountUp(tokens, num_prompt, logits);
     if (tokens.front() == 66) logits[5] = NAN;
@@ -337,7 +353,7 @@ TEST_P(EngineTest, LogitsThatAreNotFiniteFailOneRequest) {
   EXPECT_TRUE(engine_->Stats().healthy);
 }
 
-TEST_P(EngineTest, ASinkThatThrowsLosesItsRequestOnly) {
+TEST_F(EngineTest, ASinkThatThrowsLosesItsRequestOnly) {
   Start(CountUp);
   ASSERT_TRUE(engine_->Submit(MakeRequest({20}, 2000), std::make_shared<ThrowingSink>()).ok());
   auto good = Submit(MakeRequest({20}, 20));
@@ -346,7 +362,7 @@ TEST_P(EngineTest, ASinkThatThrowsLosesItsRequestOnly) {
   EXPECT_EQ(engine_->Stats().num_running, 0);
 }
 
-TEST_P(EngineTest, DrainLetsRunningRequestsFinishAndRefusesNewOnes) {
+TEST_F(EngineTest, DrainLetsRunningRequestsFinishAndRefusesNewOnes) {
   Gate gate;
   Start([&gate](auto tokens, auto num_prompt, auto logits) {
     gate.Pass();
@@ -369,7 +385,7 @@ TEST_P(EngineTest, DrainLetsRunningRequestsFinishAndRefusesNewOnes) {
   EXPECT_EQ(sink->token_ids().size(), 50u);
 }
 
-TEST_P(EngineTest, DrainCancelsWhatIsNotDoneInTime) {
+TEST_F(EngineTest, DrainCancelsWhatIsNotDoneInTime) {
   Start([](auto tokens, auto num_prompt, auto logits) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     CountUp(tokens, num_prompt, logits);
@@ -380,7 +396,7 @@ TEST_P(EngineTest, DrainCancelsWhatIsNotDoneInTime) {
   EXPECT_EQ(sink->Wait().finish_reason, FinishReason::kCancelled);
 }
 
-TEST_P(EngineTest, DestroyingTheEngineCancelsWhatRunsAndWhatWaits) {
+TEST_F(EngineTest, DestroyingTheEngineCancelsWhatRunsAndWhatWaits) {
   EngineOptions options = Options();
   options.limits.max_num_seqs = 1;
   Start(CountUp, options);
@@ -391,7 +407,7 @@ TEST_P(EngineTest, DestroyingTheEngineCancelsWhatRunsAndWhatWaits) {
   EXPECT_EQ(waiting->Wait().finish_reason, FinishReason::kCancelled);
 }
 
-TEST_P(EngineTest, ReportsLogprobsOfOutputAndPrompt) {
+TEST_F(EngineTest, ReportsLogprobsOfOutputAndPrompt) {
   EngineOptions options = Options();
   options.limits.max_batched_tokens = 64;
   Start(HashOfAll, options);
@@ -410,7 +426,7 @@ TEST_P(EngineTest, ReportsLogprobsOfOutputAndPrompt) {
   EXPECT_EQ(event.logprobs[0].rank, 1);
 }
 
-TEST_P(EngineTest, CountsAndTimesUnderVllmsNames) {
+TEST_F(EngineTest, CountsAndTimesUnderVllmsNames) {
   Start(CountUp);
   Submit(MakeRequest({20, 21, 22}, 4))->Wait();
   auto cancelled = Submit(MakeRequest({20}, 2000));
@@ -445,7 +461,7 @@ TEST_P(EngineTest, CountsAndTimesUnderVllmsNames) {
   EXPECT_THAT(text, HasSubstr("fathom:session_spread_seconds{model_name=\"fake\"} 0\n"));
 }
 
-TEST_P(EngineTest, LimitsThatContradictEachOtherAreNamed) {
+TEST_F(EngineTest, LimitsThatContradictEachOtherAreNamed) {
   EngineOptions options = Options();
   options.limits.max_batched_tokens = 3;
   FakeModel model(kVocab, CountUp);
@@ -453,8 +469,6 @@ TEST_P(EngineTest, LimitsThatContradictEachOtherAreNamed) {
   ASSERT_FALSE(engine.ok());
   EXPECT_THAT(engine.status().message(), HasSubstr("--max-num-batched-tokens is 3"));
 }
-
-INSTANTIATE_TEST_SUITE_P(PlansAhead, EngineTest, testing::Bool());
 
 }  // namespace
 }  // namespace fathom::engine

@@ -97,6 +97,38 @@ Status CheckLimits(const EngineOptions& options) {
   return OkStatus();
 }
 
+int64_t KvCacheBudget(const EngineOptions& options, const kv_cache::KvLayout& layout,
+                      const kv_cache::PoolDemand& demand, const device::Device& device) {
+  if (options.kv_cache_bytes != 0) return options.kv_cache_bytes;
+  return runtime::AutomaticKvCacheBytes(kv_cache::MaxUsefulBytes(layout, demand), device,
+                                        options.kv_memory_share);
+}
+
+// What of a GPU the budget was taken from.
+Status ExplainBudget(const Status& status, const EngineOptions& options, int64_t budget_bytes,
+                     const device::Device& device) {
+  if (options.kv_cache_bytes != 0 || device.kind() == device::DeviceKind::kCpu) return status;
+  const int64_t total = device.total_memory_bytes(), used = total - device.free_memory_bytes();
+  return OutOfMemory(fmt::format(
+      "{} has {} MiB, weights, workspace and other programs use {}, and --gpu-memory-utilization "
+      "{:.2f} leaves {}: {}",
+      device.name(), total >> 20, used >> 20, options.kv_memory_share, budget_bytes >> 20,
+      status.message()));
+}
+
+// Shortens demand.max_model_len to what the budget holds, where that is asked for.
+void ChooseModelLen(const EngineOptions& options, const kv_cache::KvLayout& layout,
+                    int64_t budget_bytes, kv_cache::PoolDemand& demand) {
+  if (!options.auto_model_len) return;
+  const int64_t most = demand.max_model_len;
+  const int64_t fits = kv_cache::LongestSequence(layout, demand, budget_bytes);
+  demand.max_model_len =
+      std::clamp<int64_t>(fits, std::min<int64_t>(most, kv_cache::kBlockTokens), most);
+  if (fits >= most) return;
+  LogInfo("context of {} tokens: what the KV cache holds; the model was made for {}",
+          demand.max_model_len, most);
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
@@ -104,21 +136,19 @@ Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
                                            model::DeepSeekV4& model, device::Device& device,
                                            MetricsRegistry& metrics, const Clock& clock) {
   RETURN_IF_ERROR(CheckLimits(options));
-  const kv_cache::PoolDemand demand{.max_num_seqs = options.limits.max_num_seqs,
-                                    .max_num_batched_tokens = options.limits.max_batched_tokens,
-                                    .max_model_len = options.limits.max_model_len,
-                                    .sliding_window = options.sliding_window,
-                                    .prefix_cache = options.kv.prefix_caching};
-  const int64_t budget_bytes =
-      options.kv_cache_bytes != 0
-          ? options.kv_cache_bytes
-          : runtime::AutomaticKvCacheBytes(kv_cache::MaxUsefulBytes(layout, demand), device,
-                                           options.kv_memory_share);
-  ASSIGN_OR_RETURN(const auto pools, kv_cache::PlanPools(layout, demand, budget_bytes));
-  ASSIGN_OR_RETURN(KvTiers tiers, OpenKvTiers(options, layout, pools));
-  ASSIGN_OR_RETURN(auto kv_cache, runtime::KvCache::Make(layout, pools, device, tiers.host));
-  LogInfo("KV cache: {} blocks of {} tokens, {} MiB", pools.num_blocks, kv_cache::kBlockTokens,
-          kv_cache.bytes() >> 20);
+  kv_cache::PoolDemand demand{.max_num_seqs = options.limits.max_num_seqs,
+                              .max_num_batched_tokens = options.limits.max_batched_tokens,
+                              .max_model_len = options.limits.max_model_len,
+                              .sliding_window = options.sliding_window,
+                              .prefix_cache = options.kv.prefix_caching};
+  const int64_t budget_bytes = KvCacheBudget(options, layout, demand, device);
+  ChooseModelLen(options, layout, budget_bytes, demand);
+  const auto pools = kv_cache::PlanPools(layout, demand, budget_bytes);
+  if (!pools.ok()) return ExplainBudget(pools.status(), options, budget_bytes, device);
+  ASSIGN_OR_RETURN(KvTiers tiers, OpenKvTiers(options, layout, *pools));
+  ASSIGN_OR_RETURN(auto kv_cache, runtime::KvCache::Make(layout, *pools, device, tiers.host));
+  LogInfo("KV cache: {} blocks of {} tokens, {}", pools->num_blocks, kv_cache::kBlockTokens,
+          kv_cache::DescribePools(layout, *pools));
   if (kv_cache.host_bytes() > 0) {
     LogInfo("KV cache in host memory: {} MiB; on disk: {}", kv_cache.host_bytes() >> 20,
             options.kv.disk_directory.empty() ? "none" : options.kv.disk_directory);
@@ -136,18 +166,16 @@ Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
       .max_num_seqs = options.limits.max_num_seqs,
       .max_num_batched_tokens = options.limits.max_batched_tokens,
       .max_logits_rows = max_logits_rows,
-      .max_model_len = options.limits.max_model_len,
+      .max_model_len = demand.max_model_len,
       .vocab_size = options.vocab_size,
       .eos_token_ids = options.eos_token_ids,
       .cache = tiers.cache,
       .decode_floor = options.decode_floor};
   const EngineLoopOptions loop_options{
       .model_name = options.model_name,
-      .max_live_requests = options.limits.max_num_seqs + options.max_queue,
-      .max_steps_in_flight = overlaps ? runtime::ModelRunner::kMaxInFlight : 1};
+      .max_live_requests = options.limits.max_num_seqs + options.max_queue};
   return std::unique_ptr<Engine>(std::make_unique<EngineLoop>(loop_options, scheduler_options,
                                                               std::move(runner), metrics, clock));
 }
 
 }  // namespace fathom::engine
-  const bool overlaps = options.async_scheduling.value_or(runner->overlaps());

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,6 +38,8 @@ struct EngineOptions {
   int num_layers = 0;  // for the experts that a request wants to be told
   int num_experts_per_token = 0;
   model::ModelLimits limits;  // those that the model was made with; a step stays inside them
+  // limits.max_model_len is the most: the engine takes what the KV cache holds.
+  bool auto_model_len = false;
   // Bytes of the KV cache; 0: as much as max_num_seqs full contexts use, but no more than
   // kv_memory_share of the memory that is free on the device.
   int64_t kv_cache_bytes = 0;
@@ -49,8 +50,6 @@ struct EngineOptions {
   double decode_floor = 0.7;
 };
 
-  // Plan and start a step while the one before runs; unset: where the device runs by itself (a GPU).
-  std::optional<bool> async_scheduling = {};
 // kOutOfMemory: the KV cache does not hold one context of limits.max_model_len; says what would
 // fit. kInvalidArgument: limits that contradict each other. Model, device, metrics and clock
 // outlive the engine.

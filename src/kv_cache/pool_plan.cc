@@ -55,9 +55,17 @@ int64_t NumAffordableBlocks(const KvLayout& layout, const PoolDemand& demand,
   return layout.block_bytes == 0 ? useful : std::min(useful, left / layout.block_bytes);
 }
 
-std::string Mebibytes(int64_t bytes) {
+int64_t Mebibytes(int64_t bytes) {
   constexpr int64_t kMebibyte = 1 << 20;
-  return fmt::format("{} MiB", (bytes + kMebibyte - 1) / kMebibyte);
+  return (bytes + kMebibyte - 1) / kMebibyte;
+}
+
+// `sizes` and what the prefix cache gets of the rest of the budget.
+PoolSizes WithKeptStates(const KvLayout& layout, const PoolDemand& demand, PoolSizes sizes,
+                         int64_t budget_bytes) {
+  const int64_t left = budget_bytes - PoolBytes(layout, sizes);
+  if (demand.prefix_cache && left > 0) AddKeptStates(layout, demand, left / 8, sizes);
+  return sizes;
 }
 
 }  // namespace
@@ -86,36 +94,40 @@ HostSlots PlanHostSlots(const KvLayout& layout, int sliding_window, int64_t byte
           .num_snapshots = at_least_one(bytes / 5, SnapshotBytesWithPages(layout, sliding_window))};
 }
 
+std::string DescribePools(const KvLayout& layout, const PoolSizes& sizes) {
+  return fmt::format(
+      "{} MiB: {} for history blocks, {} for window pages, {} for the states of sequences, {} for "
+      "snapshots",
+      Mebibytes(PoolBytes(layout, sizes)), Mebibytes(sizes.num_blocks * layout.block_bytes),
+      Mebibytes(sizes.num_window_pages * layout.window_page_bytes),
+      Mebibytes(sizes.num_state_slots * layout.state.slot_bytes),
+      Mebibytes(sizes.num_snapshots * layout.snapshot.bytes));
+}
+
 int64_t LongestSequence(const KvLayout& layout, const PoolDemand& demand, int64_t budget_bytes) {
-  return NumAffordableBlocks(layout, demand, SizesWithoutBlocks(demand), budget_bytes) *
-         kBlockTokens;
+  const PoolSizes others = WithKeptStates(layout, demand, SizesWithoutBlocks(demand), budget_bytes);
+  const int64_t num_blocks = NumAffordableBlocks(layout, demand, others, budget_bytes);
+  return std::min(demand.max_model_len, num_blocks * kBlockTokens);
 }
 
 Result<PoolSizes> PlanPools(const KvLayout& layout, const PoolDemand& demand,
                             int64_t budget_bytes) {
-  PoolSizes sizes = SizesWithoutBlocks(demand);
   const int64_t num_needed = NumBlocksFor(demand.max_model_len);
-  const auto num_blocks_beside = [&](const PoolSizes& others) {
-    return static_cast<int32_t>(NumAffordableBlocks(layout, demand, others, budget_bytes));
-  };
-  const int64_t left = budget_bytes - PoolBytes(layout, sizes);
-  if (demand.prefix_cache && left > 0) {
-    PoolSizes with_states = sizes;
-    AddKeptStates(layout, demand, left / 8, with_states);
-    with_states.num_blocks = num_blocks_beside(with_states);
-    if (with_states.num_blocks >= num_needed) return with_states;
+  PoolSizes sizes = SizesWithoutBlocks(demand);
+  for (PoolSizes tried : {WithKeptStates(layout, demand, sizes, budget_bytes), sizes}) {
+    tried.num_blocks =
+        static_cast<int32_t>(NumAffordableBlocks(layout, demand, tried, budget_bytes));
+    if (tried.num_blocks >= num_needed) return tried;
+    sizes.num_blocks = tried.num_blocks;
   }
-  sizes.num_blocks = num_blocks_beside(sizes);
-  if (sizes.num_blocks >= num_needed) return sizes;
-
   PoolSizes needed = sizes;
   needed.num_blocks = static_cast<int32_t>(num_needed);
   return OutOfMemory(fmt::format(
-      "a KV cache of {} holds {} tokens, fewer than the context of {}: it needs {} for {} "
-      "sequences "
-      "at once; give it more with --kv-cache-memory, or lower --max-model-len or --max-num-seqs",
+      "a KV cache of {} MiB holds {} tokens, fewer than the context of {}, which needs {} ({} "
+      "sequences at once); give it more with --kv-cache-memory or --gpu-memory-utilization, or "
+      "lower --max-model-len or --max-num-seqs",
       Mebibytes(budget_bytes), int64_t{sizes.num_blocks} * kBlockTokens, demand.max_model_len,
-      Mebibytes(PoolBytes(layout, needed)), demand.max_num_seqs));
+      DescribePools(layout, needed), demand.max_num_seqs));
 }
 
 }  // namespace fathom::kv_cache

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "base/status.h"
 #include "kv_cache/block_pool.h"
@@ -28,6 +29,8 @@ Result<PoolSizes> PlanPools(const KvLayout& layout, const PoolDemand& demand, in
 
 // The bytes of the pools.
 int64_t PoolBytes(const KvLayout& layout, const PoolSizes& sizes);
+// The same for people, by kind: "3577 MiB: 3514 for history blocks, …".
+std::string DescribePools(const KvLayout& layout, const PoolSizes& sizes);
 
 // The bytes that every one of max_num_seqs full contexts needs at once: more than this is never
 // used.
@@ -40,7 +43,8 @@ struct HostSlots {
 };
 HostSlots PlanHostSlots(const KvLayout& layout, int sliding_window, int64_t bytes);
 
-// The longest sequence that `budget_bytes` hold; 0 when not even one block fits.
+// The longest sequence, up to max_model_len, that `budget_bytes` hold beside what the prefix cache
+// gets; 0 when not even one block fits.
 int64_t LongestSequence(const KvLayout& layout, const PoolDemand& demand, int64_t budget_bytes);
 
 }  // namespace fathom::kv_cache

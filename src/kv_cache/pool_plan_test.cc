@@ -59,6 +59,37 @@ TEST(PoolPlan, AContextThatDoesNotFitSaysWhatWouldAndWhatToDo) {
   EXPECT_EQ(LongestSequence(SmallLayout(), demand, 100), 0);
 }
 
+TEST(PoolPlan, MemoryIsToldByKind) {
+  KvLayout layout = SmallLayout();
+  layout.snapshot.bytes = 1 << 20;
+  layout.block_bytes = 3 << 20;
+  const PoolSizes sizes{
+      .num_blocks = 5, .num_window_pages = 2, .num_state_slots = 1, .num_snapshots = 4};
+  EXPECT_EQ(DescribePools(layout, sizes),
+            "20 MiB: 15 for history blocks, 1 for window pages, 1 for the states of sequences, 4 "
+            "for snapshots");
+}
+
+TEST(PoolPlan, TheLongestSequenceFitsBesideWhatThePrefixCacheGets) {
+  KvLayout layout = SmallLayout();
+  layout.snapshot.bytes = 50;
+  PoolDemand demand{.max_num_seqs = 4,
+                    .max_num_batched_tokens = 128,
+                    .max_model_len = 1 << 20,
+                    .prefix_cache = true};
+  for (const int64_t budget : {20'000, 80'000, 1'000'000}) {
+    demand.max_model_len = 1 << 20;
+    demand.max_model_len = LongestSequence(layout, demand, budget);
+    ASSERT_GT(demand.max_model_len, 0);
+    const auto sizes = PlanPools(layout, demand, budget);
+    ASSERT_TRUE(sizes.ok()) << sizes.status().message();
+    EXPECT_GE(sizes->num_blocks * int64_t{kBlockTokens}, demand.max_model_len);
+    EXPECT_GT(sizes->num_state_slots, 4) << "the prefix cache got its share";
+  }
+  demand.max_model_len = 700;
+  EXPECT_EQ(LongestSequence(layout, demand, 1'000'000), 700);
+}
+
 TEST(PoolPlan, APrefixCacheGetsAnEighthOfTheRestForStates) {
   KvLayout layout = SmallLayout();
   layout.snapshot.bytes = 50;

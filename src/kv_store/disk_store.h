@@ -33,7 +33,7 @@ struct DiskStoreOptions {
   std::string content_name;
   int64_t payload_bytes[2] = {};       // of a block and a snapshot
   int64_t write_bytes_per_second = 0;  // 0: no limit
-  int num_read_threads = 4;
+  int num_read_threads = 8;
 };
 
 class DiskStore {

@@ -1,7 +1,11 @@
 #include "runtime/kv_cache.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <vector>
+
+#include "kv_cache/pool_plan.h"
 
 namespace fathom::runtime {
 
@@ -22,10 +26,25 @@ Result<device::Buffer> MakeBoundaries(int64_t count, device::Device& device) {
   return buffer;
 }
 
+// A CPU's memory is only taken when it is touched.
+Status CheckFits(const kv_cache::KvLayout& layout, const kv_cache::PoolSizes& sizes,
+                 const device::Device& device) {
+  const int64_t free_bytes = device.free_memory_bytes();
+  if (device.kind() == device::DeviceKind::kCpu ||
+      kv_cache::PoolBytes(layout, sizes) <= free_bytes) {
+    return OkStatus();
+  }
+  return OutOfMemory(
+      fmt::format("the KV cache takes {}; {} has {} MiB free: lower --kv-cache-memory, "
+                  "--gpu-memory-utilization, --max-num-seqs or --max-model-len",
+                  kv_cache::DescribePools(layout, sizes), device.name(), free_bytes >> 20));
+}
+
 }  // namespace
 
 Result<KvCache> KvCache::Make(const kv_cache::KvLayout& layout, const kv_cache::PoolSizes& sizes,
                               device::Device& device, const HostPoolSizes& host) {
+  RETURN_IF_ERROR(CheckFits(layout, sizes, device));
   KvCache cache;
   cache.layout_ = layout;
   cache.host_snapshot_bytes_ = host.snapshot_bytes;
