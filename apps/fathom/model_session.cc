@@ -71,7 +71,7 @@ Result<std::unique_ptr<model::DeepSeekV4>> LoadModel(const ModelOptions& options
   if (session.device->kind() == device::DeviceKind::kCuda) {
     return model::MakeDeepSeekV4Cuda(session.config, session.index_dtype, source,
                                      options.load_format == LoadFormat::kDummy, session.limits,
-                                     *session.device);
+                                     *session.device, {.enforce_eager = options.enforce_eager});
   }
   ASSIGN_OR_RETURN(auto weights, model::LoadWeights(session.config, source, *session.device));
   return model::MakeDeepSeekV4(session.config, session.numerics, session.index_dtype,

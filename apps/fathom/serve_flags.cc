@@ -224,15 +224,29 @@ void AddExecutionFlags(std::vector<ServeFlag>* flags) {
   flags->push_back(
       NoEffect("enable-expert-parallel", FlagKind::kSwitch, "one device holds all experts"));
   flags->push_back(NoEffect("enable-chunked-prefill", FlagKind::kSwitch, "always on"));
-  flags->push_back(NoEffect("async-scheduling", FlagKind::kSwitch,
-                            "steps run one after the other on a CPU", nullptr, true));
+  ServeFlag async_scheduling = Works(
+      "async-scheduling", "",
+      "plan and start a step while the one before runs (default: on a GPU)",
+      [](const Values& v, ServeOptions& o) {
+        o.model.async_scheduling = v[0] == "true";
+        return OkStatus();
+      },
+      FlagKind::kSwitch);
+  async_scheduling.negatable = true;
+  flags->push_back(std::move(async_scheduling));
   flags->push_back(NoEffect("scheduler-reserve-full-isl", FlagKind::kSwitch,
                             "a request is admitted when its whole prompt fits", nullptr, true));
   flags->push_back(NoEffect("disable-hybrid-kv-cache-manager", FlagKind::kSwitch,
                             "every kind of entry has a pool of its own", nullptr, true));
   flags->push_back(NoEffect("enable-flashinfer-autotune", FlagKind::kSwitch,
                             "nothing is tuned at run time", nullptr, true));
-  flags->push_back(NoEffect("enforce-eager", FlagKind::kSwitch, "a CPU has no graphs to capture"));
+  flags->push_back(Works(
+      "enforce-eager", "", "on a GPU, launch the operators of a decode step one by one, not as a graph",
+      [](const Values& v, ServeOptions& o) {
+        o.model.enforce_eager = v[0] == "true";
+        return OkStatus();
+      },
+      FlagKind::kSwitch));
   flags->push_back(
       NoEffect("disable-custom-all-reduce", FlagKind::kSwitch, "one device reduces nothing"));
   flags->push_back(NoEffect("disable-log-stats", FlagKind::kSwitch, "statistics cost nothing"));

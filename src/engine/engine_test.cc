@@ -75,14 +75,16 @@ void HashOfAll(std::span<const int32_t> token_ids, int64_t, std::span<float> log
   }
 }
 
-class EngineTest : public testing::Test {
+// The parameter: whether a step is planned while the one before runs.
+class EngineTest : public testing::TestWithParam<bool> {
  protected:
   EngineOptions Options() {
     return {.model_name = "fake",
             .vocab_size = kVocab,
             .eos_token_ids = {kEos},
             .limits = {.max_batched_tokens = 256, .max_num_seqs = 4, .max_model_len = 2048},
-            .max_queue = 16};
+            .max_queue = 16,
+            .async_scheduling = GetParam()};
   }
   void Start(FakeModel::Script script) { Start(std::move(script), Options()); }
   void Start(FakeModel::Script script, const EngineOptions& options) {
@@ -114,7 +116,7 @@ class EngineTest : public testing::Test {
   std::unique_ptr<Engine> engine_;
 };
 
-TEST_F(EngineTest, GeneratesUntilMaxTokensOrAnEndToken) {
+TEST_P(EngineTest, GeneratesUntilMaxTokensOrAnEndToken) {
   Start(CountUp);
   auto sink = Submit(MakeRequest({20, 21}, 3));
   EXPECT_EQ(sink->Wait().finish_reason, FinishReason::kLength);
@@ -129,7 +131,7 @@ TEST_F(EngineTest, GeneratesUntilMaxTokensOrAnEndToken) {
   EXPECT_THAT(sink->token_ids(), ElementsAre(7, 8, kEos));
 }
 
-TEST_F(EngineTest, AnswersManyRequestsFromManyThreads) {
+TEST_P(EngineTest, AnswersManyRequestsFromManyThreads) {
   EngineOptions options = Options();
   options.max_queue = 200;
   Start(HashOfAll, options);
@@ -166,7 +168,7 @@ std::vector<std::vector<int32_t>> Prompts() {
   return prompts;
 }
 
-TEST_F(EngineTest, TheSameSeedGivesTheSameTokensAloneBatchedChunkedAndPreempted) {
+TEST_P(EngineTest, TheSameSeedGivesTheSameTokensAloneBatchedChunkedAndPreempted) {
   struct Setting {
     int max_num_seqs;
     int max_batched_tokens;
@@ -215,7 +217,7 @@ TEST_F(EngineTest, TheSameSeedGivesTheSameTokensAloneBatchedChunkedAndPreempted)
   EXPECT_GT(preemptions.value(), 0u) << "the last setting no longer preempts";
 }
 
-TEST_F(EngineTest, CancelEndsARequestWithinAStepAndFreesItsMemory) {
+TEST_P(EngineTest, CancelEndsARequestWithinAStepAndFreesItsMemory) {
   Start(CountUp);
   auto sink = Submit(MakeRequest({20}, 2000));
   sink->WaitForTokens(3);
@@ -229,7 +231,7 @@ TEST_F(EngineTest, CancelEndsARequestWithinAStepAndFreesItsMemory) {
   EXPECT_EQ(engine_->Stats().kv_cache_usage, 0);
 }
 
-TEST_F(EngineTest, AReaderThatFoundItsStopStringEndsTheRequestAsStopped) {
+TEST_P(EngineTest, AReaderThatFoundItsStopStringEndsTheRequestAsStopped) {
   Start(CountUp);
   auto sink = Submit(MakeRequest({20}, 2000));
   sink->WaitForTokens(3);
@@ -244,7 +246,7 @@ TEST_F(EngineTest, AReaderThatFoundItsStopStringEndsTheRequestAsStopped) {
   EXPECT_THAT(text, HasSubstr("finished_reason=\"abort\"} 0\n"));
 }
 
-TEST_F(EngineTest, ARequestPastItsDeadlineEndsWithAnErrorAndTheOthersGoOn) {
+TEST_P(EngineTest, ARequestPastItsDeadlineEndsWithAnErrorAndTheOthersGoOn) {
   Start(CountUp);
   Request late = MakeRequest({20}, 2000);
   late.deadline = clock_.Now() + std::chrono::milliseconds(5);
@@ -256,7 +258,7 @@ TEST_F(EngineTest, ARequestPastItsDeadlineEndsWithAnErrorAndTheOthersGoOn) {
   EXPECT_EQ(sink->Wait().finish_reason, FinishReason::kLength);
 }
 
-TEST_F(EngineTest, AFullQueueRefusesAndMakesRoomAgain) {
+TEST_P(EngineTest, AFullQueueRefusesAndMakesRoomAgain) {
   Gate gate;
   EngineOptions options = Options();
   options.limits.max_num_seqs = 1;
@@ -277,7 +279,7 @@ TEST_F(EngineTest, AFullQueueRefusesAndMakesRoomAgain) {
   engine_->Drain(seconds(10));
 }
 
-TEST_F(EngineTest, RefusesWhatCouldNeverFitAndWhatIsNotInTheVocabulary) {
+TEST_P(EngineTest, RefusesWhatCouldNeverFitAndWhatIsNotInTheVocabulary) {
   Start(CountUp);
   auto sink = std::make_shared<CollectingSink>();
   Status status = engine_->Submit(MakeRequest(std::vector<int32_t>(2048, 20)), sink);
@@ -288,7 +290,10 @@ TEST_F(EngineTest, RefusesWhatCouldNeverFitAndWhatIsNotInTheVocabulary) {
   EXPECT_EQ(engine_->max_model_len(), 2048);
 }
 
-TEST_F(EngineTest, AnAutomaticContextIsWhatTheKvCacheHolds) {
+<<<<<<< /tmp/kvm/engine_test.cc
+TEST_P(EngineTest, AnIdInUseIsRefused) {
+=======
+TEST_P(EngineTest, AnAutomaticContextIsWhatTheKvCacheHolds) {
   EngineOptions options = Options();
   const auto layout = runtime::FakeLayout();
   options.limits.max_model_len = 1 << 20;
@@ -307,6 +312,7 @@ TEST_F(EngineTest, AnAutomaticContextIsWhatTheKvCacheHolds) {
 }
 
 TEST_F(EngineTest, AnIdInUseIsRefused) {
+>>>>>>> /tmp/kvm/other
   Gate gate;
   Start([&gate](auto tokens, auto num_prompt, auto logits) {
     gate.Pass();
@@ -319,7 +325,7 @@ TEST_F(EngineTest, AnIdInUseIsRefused) {
   sink->Wait();
 }
 
-TEST_F(EngineTest, AFailedStepEndsEveryRequestAndTheEngineSaysSo) {
+TEST_P(EngineTest, AFailedStepEndsEveryRequestAndTheEngineSaysSo) {
   Gate gate;
   Start([&gate](auto, auto, auto) {
     gate.Pass();
@@ -341,7 +347,7 @@ TEST_F(EngineTest, AFailedStepEndsEveryRequestAndTheEngineSaysSo) {
   engine_->Drain(seconds(10));
 }
 
-TEST_F(EngineTest, LogitsThatAreNotFiniteFailOneRequest) {
+TEST_P(EngineTest, LogitsThatAreNotFiniteFailOneRequest) {
   Start([](auto tokens, auto num_prompt, std::span<float> logits) {
     CountUp(tokens, num_prompt, logits);
     if (tokens.front() == 66) logits[5] = NAN;
@@ -353,7 +359,7 @@ TEST_F(EngineTest, LogitsThatAreNotFiniteFailOneRequest) {
   EXPECT_TRUE(engine_->Stats().healthy);
 }
 
-TEST_F(EngineTest, ASinkThatThrowsLosesItsRequestOnly) {
+TEST_P(EngineTest, ASinkThatThrowsLosesItsRequestOnly) {
   Start(CountUp);
   ASSERT_TRUE(engine_->Submit(MakeRequest({20}, 2000), std::make_shared<ThrowingSink>()).ok());
   auto good = Submit(MakeRequest({20}, 20));
@@ -362,7 +368,7 @@ TEST_F(EngineTest, ASinkThatThrowsLosesItsRequestOnly) {
   EXPECT_EQ(engine_->Stats().num_running, 0);
 }
 
-TEST_F(EngineTest, DrainLetsRunningRequestsFinishAndRefusesNewOnes) {
+TEST_P(EngineTest, DrainLetsRunningRequestsFinishAndRefusesNewOnes) {
   Gate gate;
   Start([&gate](auto tokens, auto num_prompt, auto logits) {
     gate.Pass();
@@ -385,7 +391,7 @@ TEST_F(EngineTest, DrainLetsRunningRequestsFinishAndRefusesNewOnes) {
   EXPECT_EQ(sink->token_ids().size(), 50u);
 }
 
-TEST_F(EngineTest, DrainCancelsWhatIsNotDoneInTime) {
+TEST_P(EngineTest, DrainCancelsWhatIsNotDoneInTime) {
   Start([](auto tokens, auto num_prompt, auto logits) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     CountUp(tokens, num_prompt, logits);
@@ -396,7 +402,7 @@ TEST_F(EngineTest, DrainCancelsWhatIsNotDoneInTime) {
   EXPECT_EQ(sink->Wait().finish_reason, FinishReason::kCancelled);
 }
 
-TEST_F(EngineTest, DestroyingTheEngineCancelsWhatRunsAndWhatWaits) {
+TEST_P(EngineTest, DestroyingTheEngineCancelsWhatRunsAndWhatWaits) {
   EngineOptions options = Options();
   options.limits.max_num_seqs = 1;
   Start(CountUp, options);
@@ -407,7 +413,7 @@ TEST_F(EngineTest, DestroyingTheEngineCancelsWhatRunsAndWhatWaits) {
   EXPECT_EQ(waiting->Wait().finish_reason, FinishReason::kCancelled);
 }
 
-TEST_F(EngineTest, ReportsLogprobsOfOutputAndPrompt) {
+TEST_P(EngineTest, ReportsLogprobsOfOutputAndPrompt) {
   EngineOptions options = Options();
   options.limits.max_batched_tokens = 64;
   Start(HashOfAll, options);
@@ -426,7 +432,7 @@ TEST_F(EngineTest, ReportsLogprobsOfOutputAndPrompt) {
   EXPECT_EQ(event.logprobs[0].rank, 1);
 }
 
-TEST_F(EngineTest, CountsAndTimesUnderVllmsNames) {
+TEST_P(EngineTest, CountsAndTimesUnderVllmsNames) {
   Start(CountUp);
   Submit(MakeRequest({20, 21, 22}, 4))->Wait();
   auto cancelled = Submit(MakeRequest({20}, 2000));
@@ -461,7 +467,7 @@ TEST_F(EngineTest, CountsAndTimesUnderVllmsNames) {
   EXPECT_THAT(text, HasSubstr("fathom:session_spread_seconds{model_name=\"fake\"} 0\n"));
 }
 
-TEST_F(EngineTest, LimitsThatContradictEachOtherAreNamed) {
+TEST_P(EngineTest, LimitsThatContradictEachOtherAreNamed) {
   EngineOptions options = Options();
   options.limits.max_batched_tokens = 3;
   FakeModel model(kVocab, CountUp);
@@ -469,6 +475,8 @@ TEST_F(EngineTest, LimitsThatContradictEachOtherAreNamed) {
   ASSERT_FALSE(engine.ok());
   EXPECT_THAT(engine.status().message(), HasSubstr("--max-num-batched-tokens is 3"));
 }
+
+INSTANTIATE_TEST_SUITE_P(PlansAhead, EngineTest, testing::Bool());
 
 }  // namespace
 }  // namespace fathom::engine

@@ -173,9 +173,11 @@ Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
       .decode_floor = options.decode_floor};
   const EngineLoopOptions loop_options{
       .model_name = options.model_name,
-      .max_live_requests = options.limits.max_num_seqs + options.max_queue};
+      .max_live_requests = options.limits.max_num_seqs + options.max_queue,
+      .max_steps_in_flight = overlaps ? runtime::ModelRunner::kMaxInFlight : 1};
   return std::unique_ptr<Engine>(std::make_unique<EngineLoop>(loop_options, scheduler_options,
                                                               std::move(runner), metrics, clock));
 }
 
 }  // namespace fathom::engine
+  const bool overlaps = options.async_scheduling.value_or(runner->overlaps());

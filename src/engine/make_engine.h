@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,8 @@ struct EngineOptions {
   double decode_floor = 0.7;
 };
 
+  // Plan and start a step while the one before runs; unset: where the device runs by itself (a GPU).
+  std::optional<bool> async_scheduling = {};
 // kOutOfMemory: the KV cache does not hold one context of limits.max_model_len; says what would
 // fit. kInvalidArgument: limits that contradict each other. Model, device, metrics and clock
 // outlive the engine.
