@@ -290,9 +290,6 @@ TEST_P(EngineTest, RefusesWhatCouldNeverFitAndWhatIsNotInTheVocabulary) {
   EXPECT_EQ(engine_->max_model_len(), 2048);
 }
 
-<<<<<<< /tmp/kvm/engine_test.cc
-TEST_P(EngineTest, AnIdInUseIsRefused) {
-=======
 TEST_P(EngineTest, AnAutomaticContextIsWhatTheKvCacheHolds) {
   EngineOptions options = Options();
   const auto layout = runtime::FakeLayout();
@@ -311,8 +308,7 @@ TEST_P(EngineTest, AnAutomaticContextIsWhatTheKvCacheHolds) {
   EXPECT_THAT(refused.message(), HasSubstr("1792"));
 }
 
-TEST_F(EngineTest, AnIdInUseIsRefused) {
->>>>>>> /tmp/kvm/other
+TEST_P(EngineTest, AnIdInUseIsRefused) {
   Gate gate;
   Start([&gate](auto tokens, auto num_prompt, auto logits) {
     gate.Pass();
