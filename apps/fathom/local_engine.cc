@@ -66,8 +66,8 @@ Result<std::unique_ptr<LocalEngine>> LocalEngine::Start(ModelSession session,
   engine_options.kv.turn_token_id = s.special_tokens.user;
   engine_options.kv.model_fingerprint = ModelFingerprint(options, s);
   engine_options.decode_floor = options.decode_floor;
-  const kv_cache::KvLayout layout = kv_cache::MakeKvLayout(s.config, s.numerics, s.index_dtype);
   engine_options.async_scheduling = options.async_scheduling;
+  const kv_cache::KvLayout layout = kv_cache::MakeKvLayout(s.config, s.numerics, s.index_dtype);
   ASSIGN_OR_RETURN(local->engine_, engine::MakeEngine(engine_options, layout, *s.model, *s.device,
                                                       local->metrics_, local->clock_));
   return local;

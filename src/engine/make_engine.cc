@@ -171,6 +171,7 @@ Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
       .eos_token_ids = options.eos_token_ids,
       .cache = tiers.cache,
       .decode_floor = options.decode_floor};
+  const bool overlaps = options.async_scheduling.value_or(runner->overlaps());
   const EngineLoopOptions loop_options{
       .model_name = options.model_name,
       .max_live_requests = options.limits.max_num_seqs + options.max_queue,
@@ -180,4 +181,3 @@ Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
 }
 
 }  // namespace fathom::engine
-  const bool overlaps = options.async_scheduling.value_or(runner->overlaps());

@@ -49,10 +49,10 @@ struct EngineOptions {
   int max_queue = 1024;  // requests that may wait beyond those that run
   // The share of their solo speed that decodes keep while prompts run: 0 (none) to 0.95.
   double decode_floor = 0.7;
-};
-
   // Plan and start a step while the one before runs; unset: where the device runs by itself (a GPU).
   std::optional<bool> async_scheduling = {};
+};
+
 // kOutOfMemory: the KV cache does not hold one context of limits.max_model_len; says what would
 // fit. kInvalidArgument: limits that contradict each other. Model, device, metrics and clock
 // outlive the engine.
