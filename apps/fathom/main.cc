@@ -279,6 +279,15 @@ void AddBenchThroughput(CLI::App* bench, Run* run) {
   command->callback([run] { *run = [] { return RunBenchThroughput(options); }; });
 }
 
+void AddBenchLoad(CLI::App* bench, Run* run) {
+  static LoadBenchOptions options;
+  CLI::App* command = bench->add_subcommand(
+      "load", "From nothing to ready: the weights' way to the device, and its link's speed");
+  AddBenchModelOptions(command, &options.model);
+  command->add_option("--output-json,--json", options.output_json, "write the results here");
+  command->callback([run] { *run = [] { return RunBenchLoad(options); }; });
+}
+
 void AddBench(CLI::App* app, Run* run) {
   static StepBenchOptions latency, kernels;
   latency.model.max_num_batched_tokens = kernels.model.max_num_batched_tokens = 8192;
@@ -290,6 +299,7 @@ void AddBench(CLI::App* app, Run* run) {
   AddBenchThroughput(bench, run);
   AddBenchSteps(bench, "kernels", "The same, and each operator by the kind of its layer (GPU)",
                 false, &kernels, RunBenchKernels, run);
+  AddBenchLoad(bench, run);
 }
 
 int Main(int argc, char** argv) {

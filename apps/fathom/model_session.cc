@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
 #include <mutex>
 
 #include "apps/fathom/commands.h"
@@ -19,7 +21,7 @@
 namespace fathom::app {
 namespace {
 
-// Reads pass through; what has been read is shown.
+// Reads pass through; what has been read is shown, and how long it took.
 class ReportingSource final : public checkpoint::TensorSource {
  public:
   ReportingSource(std::unique_ptr<checkpoint::TensorSource> source, const std::string& what)
@@ -32,21 +34,32 @@ class ReportingSource final : public checkpoint::TensorSource {
   }
   Status Read(const checkpoint::TensorInfo& tensor, int64_t offset,
               std::span<std::byte> out) const override {
+    if (!begun_.exchange(true)) begin_ = clock_.Now();
     RETURN_IF_ERROR(source_->Read(tensor, offset, out));
     std::lock_guard lock(mutex_);
+    end_ = clock_.Now();
     done_bytes_ += static_cast<int64_t>(out.size());
     progress_.Update(done_bytes_, total_bytes_);
     return OkStatus();
   }
   int64_t total_bytes() const { return total_bytes_; }
+  // When no thread reads any more.
+  double seconds() const { return Seconds(end_ - begin_); }
 
  private:
   const std::unique_ptr<checkpoint::TensorSource> source_;
+  const SystemClock clock_;
   int64_t total_bytes_ = 0;
+  mutable std::atomic<bool> begun_{false};
+  mutable TimePoint begin_{};  // written once
+  mutable TimePoint end_{};    // guarded by mutex_
   mutable std::mutex mutex_;
   mutable int64_t done_bytes_ = 0;  // guarded by mutex_
   mutable ProgressLine progress_;   // guarded by mutex_
 };
+
+// Set: each operator is waited for on the GPU, so that a fault has a name in the log. Slow.
+constexpr const char* kSyncVariable = "FATHOM_CUDA_SYNC";
 
 int NumThreads(const ModelOptions& options) {
   return options.num_threads > 0 ? options.num_threads : NumUsableCores();
@@ -71,7 +84,9 @@ Result<std::unique_ptr<model::DeepSeekV4>> LoadModel(const ModelOptions& options
   if (session.device->kind() == device::DeviceKind::kCuda) {
     return model::MakeDeepSeekV4Cuda(session.config, session.index_dtype, source,
                                      options.load_format == LoadFormat::kDummy, session.limits,
-                                     *session.device, {.enforce_eager = options.enforce_eager});
+                                     *session.device,
+                                     {.enforce_eager = options.enforce_eager,
+                                      .sync_operators = std::getenv(kSyncVariable) != nullptr});
   }
   ASSIGN_OR_RETURN(auto weights, model::LoadWeights(session.config, source, *session.device));
   return model::MakeDeepSeekV4(session.config, session.numerics, session.index_dtype,
@@ -160,9 +175,12 @@ Result<ModelSession> OpenModel(const ModelOptions& options, SessionText text) {
   }
   const ReportingSource reporting(std::move(source), "loading " + options.model);
   ASSIGN_OR_RETURN(session.model, LoadModel(options, session, reporting));
+  session.load_times = {.bytes = reporting.total_bytes(),
+                        .transfer_seconds = reporting.seconds(),
+                        .seconds = Seconds(clock.Now() - start)};
   LogInfo("loaded {} ({}) onto {} in {:.2f} s", options.model,
           FormatBytes(static_cast<double>(reporting.total_bytes())), session.device->name(),
-          Seconds(clock.Now() - start));
+          session.load_times.seconds);
   return session;
 }
 

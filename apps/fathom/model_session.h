@@ -15,6 +15,13 @@
 
 namespace fathom::app {
 
+// What it took to bring the weights to the device.
+struct LoadTimes {
+  int64_t bytes = 0;            // of the tensors
+  double transfer_seconds = 0;  // from the first read to the last; 0 where nothing was read
+  double seconds = 0;           // of OpenModel
+};
+
 struct ModelSession {
   std::string folder;  // empty for a preset with dummy weights
   config::ModelConfig config;
@@ -25,6 +32,7 @@ struct ModelSession {
   std::unique_ptr<device::Device> device;
   std::unique_ptr<model::DeepSeekV4> model;
   model::ModelLimits limits;
+  LoadTimes load_times;
 };
 
 // kTokensOnly: no text is needed, so a checkpoint without tokenizer.json will do.

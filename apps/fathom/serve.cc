@@ -72,10 +72,25 @@ api::ApiOptions MakeApiOptions(const ServeOptions& options, const ModelSession& 
   return out;
 }
 
-// Drains at the first signal; a second one ends the process at once.
+// Until a signal comes, or the engine has failed: that is the error.
+Status WaitForSignal(const sigset_t& signals, const engine::Engine& engine) {
+  constexpr timespec kInterval{.tv_sec = 0, .tv_nsec = 100'000'000};
+  while (true) {
+    if (sigtimedwait(&signals, nullptr, &kInterval) > 0) return OkStatus();
+    const engine::EngineStats stats = engine.Stats();
+    if (!stats.healthy) return stats.error;
+  }
+}
+
+// What failed cannot be recovered. The requests have their errors; probes may see it for a moment.
+void StopAfterFailure(api::ApiServer& server) {
+  constexpr auto kProbeTime = std::chrono::seconds(2);
+  std::this_thread::sleep_for(kProbeTime);
+  server.Stop(std::chrono::milliseconds(0));
+}
+
+// Drains; a second signal ends the process at once.
 void StopGracefully(api::ApiServer& server, const sigset_t& signals, double drain_timeout_s) {
-  int signal = 0;
-  sigwait(&signals, &signal);
   LogInfo("stopping: running requests may finish for {:.0f} s; signal again to stop now",
           drain_timeout_s);
   std::thread([signals] {
@@ -123,6 +138,14 @@ Status ServeUntilSignal(const ServeOptions& options, const ModelSession& session
                                                           *session.tokenizer, info, metrics));
   LogInfo("serving {} at http://{}:{}/v1, context {} tokens", ModelName(options), options.host,
           server->port(), engine.max_model_len());
+  const Status failure = WaitForSignal(signals, engine);
+  if (!failure.ok()) {
+    if (failure.code() == StatusCode::kDevice) {
+      LogInfo("started with FATHOM_CUDA_SYNC=1, the server names the operator that fails (slowly)");
+    }
+    StopAfterFailure(*server);
+    return failure;
+  }
   StopGracefully(*server, signals, options.drain_timeout_s);
   return OkStatus();
 }

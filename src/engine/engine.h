@@ -20,6 +20,7 @@ struct EngineStats {
   int num_waiting = 0;
   double kv_cache_usage = 0;  // 0..1
   bool healthy = true;        // false once the loop has died
+  Status error = OkStatus();  // why it has
 };
 
 class Engine {

@@ -264,7 +264,7 @@ void EngineLoop::EndAll(FinishReason reason, const Status& error) {
   {
     std::lock_guard lock(mutex_);
     draining_ = true;
-    stats_ = {.healthy = reason != FinishReason::kError};
+    stats_ = {.healthy = reason != FinishReason::kError, .error = error};
   }
   metrics_.SetState(0, 0, 0, scheduler_.num_preemptions(), 0);
   while (std::optional<Command> command = commands_.TryPop()) {

@@ -337,6 +337,7 @@ TEST_P(EngineTest, AFailedStepEndsEveryRequestAndTheEngineSaysSo) {
     EXPECT_THAT(last.error.message(), HasSubstr("layer 3 fell over"));
   }
   EXPECT_FALSE(engine_->Stats().healthy);
+  EXPECT_THAT(engine_->Stats().error.message(), HasSubstr("layer 3 fell over"));
   const Status status = engine_->Submit(MakeRequest({20}), std::make_shared<CollectingSink>());
   EXPECT_EQ(status.code(), StatusCode::kUnavailable);
   engine_->Cancel(1);

@@ -5,7 +5,8 @@
 // the next one get ready. A kernel that allows its successor only after its own wait lets that one
 // read, before it waits, what the kernel before this one wrote: hyper_connection does. A launch
 // that fails is a bug of ours (shapes are checked at load): it ends the process with the kernel's
-// file, the grid and CUDA's message.
+// file, the grid and CUDA's message. On a device that is broken nothing is launched any more: who
+// waits for the stream learns why.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,6 +15,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "device/cuda/cuda_fault.h"
 #include "device/device.h"
 
 namespace fathom::kernels {
@@ -34,9 +36,10 @@ template <typename... Params, typename... Args>
 void LaunchClusters(void (*kernel)(Params...), dim3 grid, unsigned cluster, dim3 block,
                     size_t shared_bytes, device::Stream& stream, Args&&... args) {
   if (shared_bytes > kDefaultSharedBytes) {
-    CHECK_EQ(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(shared_bytes)),
-             cudaSuccess);
+    const cudaError_t error = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+    if (device::IsDeviceFault(error)) return;
+    CHECK_EQ(error, cudaSuccess);
   }
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -52,7 +55,7 @@ void LaunchClusters(void (*kernel)(Params...), dim3 grid, unsigned cluster, dim3
   config.numAttrs = cluster > 1 ? 2 : 1;
   const cudaError_t error =
       cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...);
-  if (error == cudaSuccess) return;
+  if (error == cudaSuccess || device::IsDeviceFault(error)) return;
   const char* name = "?";
   cudaFuncGetName(&name, reinterpret_cast<const void*>(kernel));
   CheckFailed(__FILE__, __LINE__,

@@ -3,13 +3,12 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "device/cuda/cuda_fault.h"
 
 namespace fathom::model {
 namespace {
 
-void Check(cudaError_t error) {
-  if (error != cudaSuccess) CheckFailed(__FILE__, __LINE__, cudaGetErrorString(error));
-}
+void Check(cudaError_t error) { device::CheckCuda(error, __FILE__, __LINE__); }
 
 cudaStream_t StreamOf(const CudaStep& step) {
   return static_cast<cudaStream_t>(step.stream->native_handle());
@@ -40,6 +39,7 @@ void CudaGraphs::BeginCapture(const CudaStep& step) {
 void CudaGraphs::EndCapture(const CudaStep& step, Entry& entry) {
   cudaGraph_t captured = nullptr;
   Check(cudaStreamEndCapture(StreamOf(step), &captured));
+  if (captured == nullptr) return;  // the device is broken
   MakeRoom(step);
   Check(cudaGraphInstantiate(&entry.graph, captured, 0));
   Check(cudaGraphDestroy(captured));
@@ -56,6 +56,7 @@ void CudaGraphs::MakeRoom(const CudaStep& step) {
 }
 
 void CudaGraphs::Launch(const CudaStep& step, const Entry& entry) {
+  if (entry.graph == nullptr) return;
   Check(cudaGraphLaunch(entry.graph, StreamOf(step)));
 }
 

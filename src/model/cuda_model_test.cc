@@ -97,6 +97,21 @@ TEST_F(CudaModelTest, FollowsTheCpu) {
   }
 }
 
+TEST_F(CudaModelTest, AFaultNamesTheOperatorTheLayerAndTheShapes) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH(
+      {
+        TestModel broken(config_, config::Numerics::kOfficial, 4, 4, kLength,
+                         kv_cache::IndexKeyDType::kFp4, checkpoint_.get(),
+                         std::move(*device::MakeCudaDevice(0)), {.sync_operators = true});
+        TestSequence s = broken.Add(RandomTokens(config_, 300, 1));
+        s.index = 1 << 20;  // blocks and pages far behind the pools' end
+        broken.RunInChunks(s, 300);
+      },
+      "the GPU failed at the operator 'attention prologue' of layer 0, in a step of 300 tokens of "
+      "1 sequences.*illegal memory access");
+}
+
 TEST_F(CudaModelTest, SequencesTogetherAsAlone) {
   const TestSequence first = OnCpu(2), second = OnCpu(3);
   TestSequence a = gpu_->Add(first.token_ids), b = gpu_->Add(second.token_ids);

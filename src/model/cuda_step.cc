@@ -5,13 +5,12 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "device/cuda/cuda_fault.h"
 
 namespace fathom::model {
 namespace {
 
-void Check(cudaError_t error) {
-  if (error != cudaSuccess) CheckFailed(__FILE__, __LINE__, cudaGetErrorString(error));
-}
+void Check(cudaError_t error) { device::CheckCuda(error, __FILE__, __LINE__); }
 
 // The arrays of a step on their way to the device: packed into one buffer, one copy.
 class StepImage {

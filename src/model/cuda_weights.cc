@@ -35,15 +35,13 @@ int64_t ScaleBytes(const WeightMatrix& w) {
   return w.dtype == WeightDType::kFp8 ? (w.rows + 127) / 128 * ((w.cols + 127) / 128) : 0;
 }
 
-Status CheckMemory(int64_t weight_bytes, const OtherMemory& other, const device::Device& device) {
-  const int64_t needed = weight_bytes + other.workspace_bytes + other.kv_bytes;
+Status CheckMemory(int64_t weight_bytes, int64_t workspace_bytes, const device::Device& device) {
   const int64_t free = device.free_memory_bytes();
-  if (needed <= free) return OkStatus();
-  return OutOfMemory(fmt::format(
-      "{} has {} bytes free, {} are needed: {} for the weights, {} for the workspace of a step, {} "
-      "for the KV cache of one sequence; a smaller --max-num-batched-tokens and --max-model-len "
-      "need less",
-      device.name(), free, needed, weight_bytes, other.workspace_bytes, other.kv_bytes));
+  if (weight_bytes + workspace_bytes <= free) return OkStatus();
+  return OutOfMemory(
+      fmt::format("{} has {} bytes free; {} are needed for the weights, {} for the workspace of a "
+                  "step (less with a smaller --max-num-batched-tokens), and more for the KV cache",
+                  device.name(), free, weight_bytes, workspace_bytes));
 }
 
 // Gives every weight its place in one range of device memory and plans what brings it there. Run
@@ -242,7 +240,7 @@ class Planner {
 
 Result<std::unique_ptr<CudaWeights>> MakeCudaWeights(const config::ModelConfig& config,
                                                      const checkpoint::TensorSource& source,
-                                                     bool dummy, const OtherMemory& other,
+                                                     bool dummy, int64_t workspace_bytes,
                                                      device::Device& device) {
   // The checkpoint's tensors by where the model uses them, without values behind them.
   const auto host = device::MakeCpuDevice(1);
@@ -253,7 +251,7 @@ Result<std::unique_ptr<CudaWeights>> MakeCudaWeights(const config::ModelConfig& 
     Planner sizes(config, *directory, reinterpret_cast<std::byte*>(uintptr_t{1} << 30));
     CudaWeights ignored;
     sizes.Run(ignored);
-    RETURN_IF_ERROR(CheckMemory(sizes.bytes(), other, device));
+    RETURN_IF_ERROR(CheckMemory(sizes.bytes(), workspace_bytes, device));
     ASSIGN_OR_RETURN(weights->buffer, device.Allocate(sizes.bytes()));
   }
   Planner planner(config, *directory, weights->buffer.data());

@@ -52,17 +52,12 @@ struct CudaWeights {
   device::Buffer buffer;  // all of it
 };
 
-// What else the device must hold: said where the memory is too little.
-struct OtherMemory {
-  int64_t workspace_bytes = 0;
-  int64_t kv_bytes = 0;  // of one sequence of the longest context
-};
-
 // Reads the weights of `source` to the device, or (`dummy`) makes values there. kOutOfMemory,
-// before anything is read, says what is needed of each kind; kBadModel as LoadWeights; kDevice.
+// before anything is read, when the device has no room for them and a workspace; kBadModel as
+// LoadWeights; kDevice.
 Result<std::unique_ptr<CudaWeights>> MakeCudaWeights(const config::ModelConfig& config,
                                                      const checkpoint::TensorSource& source,
-                                                     bool dummy, const OtherMemory& other,
+                                                     bool dummy, int64_t workspace_bytes,
                                                      device::Device& device);
 
 }  // namespace fathom::model

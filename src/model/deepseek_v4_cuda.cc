@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/log.h"
+#include "device/cuda/cuda_fault.h"
 #include "kernels/attention_prologue/attention_prologue_cuda.h"
 #include "kernels/embedding/embedding_cuda.h"
 #include "kernels/gemm/gemm_cuda.h"
@@ -62,7 +64,7 @@ class CudaModel final : public DeepSeekV4 {
     step.kv = kv;
     step.logits = logits;
     step.recorder = recorder;
-    if (decode && !options_.enforce_eager) {
+    if (decode && !options_.enforce_eager && !options_.sync_operators) {
       graphs_.Replay(step, [this](const CudaStep& captured) { Run(captured); });
     } else {
       Run(step);
@@ -74,12 +76,11 @@ class CudaModel final : public DeepSeekV4 {
   }
 
  private:
-  static void Check(cudaError_t error) {
-    if (error != cudaSuccess) CheckFailed(__FILE__, __LINE__, cudaGetErrorString(error));
-  }
-
+  // A broken device is reported by whoever waits for the stream.
+  static void Check(cudaError_t error) { device::CheckCuda(error, __FILE__, __LINE__); }
   static void Check(const Status& status) {
-    if (!status.ok()) CheckFailed(__FILE__, __LINE__, status.message());
+    if (status.ok() || device::IsDeviceFault(cudaPeekAtLastError())) return;
+    CheckFailed(__FILE__, __LINE__, status.message());
   }
 
   void Run(const CudaStep& step) {
@@ -127,6 +128,19 @@ class CudaModel final : public DeepSeekV4 {
   void Enqueue(const CudaStep& step, const char* name, const Params& params) {
     if (step.recorder != nullptr) step.recorder->OnOperator(name, layer_);
     Launch(params, *step.stream);
+    if (options_.sync_operators) LogFault(step, name);
+  }
+
+  void LogFault(const CudaStep& step, const char* name) {
+    if (is_broken_) return;
+    const Status status = step.stream->Synchronize();
+    if (status.ok()) return;
+    is_broken_ = true;
+    LogError(
+        "the GPU failed at the operator '{}' of layer {}, in a step of {} tokens of {} "
+        "sequences with block tables of {}: {}",
+        name, layer_, step.batch.num_tokens, step.batch.num_seqs, step.batch.max_blocks,
+        status.message());
   }
 
   int64_t row_groups(const CudaStep& step) const {
@@ -516,6 +530,7 @@ class CudaModel final : public DeepSeekV4 {
   const CudaModelOptions options_;
   const kernels::HyperConnectionConstants constants_;
   int layer_ = -1;  // whose operators are being enqueued; -1: none's
+  bool is_broken_ = false;
   CudaGraphs graphs_{kMaxGraphs};
 };
 
@@ -540,17 +555,13 @@ Status CheckSizes(const config::ModelConfig& c) {
 
 Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig& config,
                                                        kv_cache::IndexKeyDType index_dtype,
-                                                       const checkpoint::TensorSource& source, bool dummy,
-                                                       const ModelLimits& limits,
+                                                       const checkpoint::TensorSource& source,
+                                                       bool dummy, const ModelLimits& limits,
                                                        device::Device& device,
                                                        const CudaModelOptions& options) {
   RETURN_IF_ERROR(CheckSizes(config));
-  const kv_cache::KvLayout layout =
-      kv_cache::MakeKvLayout(config, config::Numerics::kOfficial, index_dtype);
-  const OtherMemory other{
-      .workspace_bytes = CudaWorkspaceBytes(config, limits),
-      .kv_bytes = MaxTableBlocks(limits) * layout.block_bytes + layout.state.slot_bytes};
-  ASSIGN_OR_RETURN(auto weights, MakeCudaWeights(config, source, dummy, other, device));
+  ASSIGN_OR_RETURN(auto weights, MakeCudaWeights(config, source, dummy,
+                                                 CudaWorkspaceBytes(config, limits), device));
   ASSIGN_OR_RETURN(auto workspace, MakeCudaWorkspace(config, limits, device));
   ASSIGN_OR_RETURN(const auto stream, device.MakeStream());
   for (const LayerKind kind : {LayerKind::kWindow, LayerKind::kC4}) {

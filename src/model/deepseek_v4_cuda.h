@@ -12,6 +12,7 @@ namespace fathom::model {
 
 struct CudaModelOptions {
   bool enforce_eager = false;   // steps of decodes are never captured
+  bool sync_operators = false;  // wait for each operator: the first that fails is logged by name
   bool poison_scratch = false;  // for tests: what no step may rely on is NaN before each
 };
 

@@ -1,5 +1,7 @@
 #include "runtime/model_runner.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -27,6 +29,18 @@ size_t NumPromptLogprobs(const request::ScheduledSequence& s) {
 
 bool WantsExperts(const request::ScheduledSequence& s) {
   return s.request->routed_experts_start.has_value();
+}
+
+// A device's error with the step's shapes.
+Status NameStep(const Status& status, const request::ScheduledBatch& batch) {
+  if (status.code() != StatusCode::kDevice) return status;
+  int64_t longest = 0;
+  for (const request::ScheduledSequence& s : batch.sequences) {
+    longest = std::max(longest, s.num_computed_tokens + static_cast<int64_t>(s.token_ids.size()));
+  }
+  return DeviceError(
+      fmt::format("a step of {} tokens of {} sequences, the longest of {} tokens, failed: {}",
+                  batch.num_tokens(), batch.sequences.size(), longest, status.message()));
 }
 
 ThreadPool* PoolOf(device::Stream& stream) {
@@ -77,7 +91,13 @@ Result<request::StepResult> ModelRunner::Run(const request::ScheduledBatch& batc
   return Collect();
 }
 
+// A GPU that broke says so at some later call: the oldest step in flight is the one that broke it.
 Status ModelRunner::Launch(const request::ScheduledBatch& batch) {
+  const Status status = LaunchStep(batch);
+  return NameStep(status, steps_.empty() ? batch : *steps_.front().batch);
+}
+
+Status ModelRunner::LaunchStep(const request::ScheduledBatch& batch) {
   CHECK_LT(steps_.size(), static_cast<size_t>(kMaxInFlight));
   RETURN_IF_ERROR(kv_cache_.Run(batch.transfers.copies, *stream_));
   place_ = (place_ + 1) % kMaxInFlight;
@@ -98,7 +118,7 @@ Result<request::StepResult> ModelRunner::Collect() {
   CHECK(!steps_.empty());
   Step step = std::move(steps_.front());
   steps_.pop_front();
-  RETURN_IF_ERROR(ended_[static_cast<size_t>(step.place)]->Wait());
+  RETURN_IF_ERROR(NameStep(ended_[static_cast<size_t>(step.place)]->Wait(), *step.batch));
   RunStore(step.batch->transfers, step.result);
   for (size_t row = 0; row < step.on_device.size(); ++row) {
     const size_t i = step.on_device[row];

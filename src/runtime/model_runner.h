@@ -70,6 +70,7 @@ class ModelRunner {
               std::unique_ptr<device::Stream> stream, LogitsBuffer logits,
               std::unique_ptr<DeviceSampler> device_sampler,
               std::unique_ptr<kv_store::DiskStore> disk);
+  Status LaunchStep(const request::ScheduledBatch& batch);
   Status RunForward(const request::ScheduledBatch& batch, Step& step);
   void RunStore(const request::KvTransfers& transfers, request::StepResult& result);
   void FillBatch(const request::ScheduledBatch& batch);

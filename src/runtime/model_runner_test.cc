@@ -25,6 +25,29 @@ void CountUp(std::span<const int32_t> token_ids, int64_t, std::span<float> logit
   logits[static_cast<size_t>((token_ids.back() + 1) % kVocab)] = 10.0f;
 }
 
+// A CPU whose steps end with an error, as a GPU's do once it is broken.
+class BrokenDevice final : public device::Device {
+ public:
+  class BrokenEvent final : public device::Event {
+    Status Record(device::Stream&) override { return OkStatus(); }
+    Status Wait() override { return DeviceError("an illegal memory access was encountered"); }
+  };
+
+  device::DeviceKind kind() const override { return cpu_->kind(); }
+  std::string name() const override { return cpu_->name(); }
+  Result<device::Buffer> Allocate(int64_t bytes) override { return cpu_->Allocate(bytes); }
+  Result<device::Buffer> AllocateHost(int64_t bytes) override { return cpu_->AllocateHost(bytes); }
+  Result<std::unique_ptr<device::Stream>> MakeStream() override { return cpu_->MakeStream(); }
+  Result<std::unique_ptr<device::Event>> MakeEvent() override {
+    return std::unique_ptr<device::Event>(std::make_unique<BrokenEvent>());
+  }
+  int64_t total_memory_bytes() const override { return cpu_->total_memory_bytes(); }
+  int64_t free_memory_bytes() const override { return cpu_->free_memory_bytes(); }
+
+ private:
+  const std::unique_ptr<device::Device> cpu_ = device::MakeCpuDevice(1);
+};
+
 class ModelRunnerTest : public testing::Test {
  protected:
   void Start(FakeModel::Script script) {
@@ -82,6 +105,25 @@ TEST_F(ModelRunnerTest, SamplesAfterTheLastChunkOnly) {
       EXPECT_TRUE(result->sequences[0].sampled_token_ids.empty());
     }
   }
+}
+
+TEST_F(ModelRunnerTest, ADeviceThatBreaksIsReportedWithTheStepsShapes) {
+  device_ = std::make_unique<BrokenDevice>();
+  Start(CountUp);
+  std::vector<request::Request> requests(2);
+  std::vector<request::BlockTable> tables(2);
+  request::ScheduledBatch batch;
+  for (size_t i = 0; i < 2; ++i) {
+    requests[i].id = i + 1;
+    requests[i].prompt_token_ids.assign(30 * (i + 1), 5);
+    batch.sequences.push_back(Plan(requests[i], requests[i].prompt_token_ids, 0,
+                                   requests[i].prompt_token_ids.size(), tables[i]));
+  }
+  const auto result = runner_->Run(batch);
+  EXPECT_EQ(result.status().code(), StatusCode::kDevice);
+  EXPECT_THAT(result.status().message(),
+              testing::AllOf(testing::HasSubstr("90 tokens of 2 sequences, the longest of 60"),
+                             testing::HasSubstr("illegal memory access")));
 }
 
 TEST_F(ModelRunnerTest, GivesEverySequenceOfABatchItsOwnRow) {

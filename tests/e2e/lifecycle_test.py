@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from http_client import HttpClient, eventually
+from scripted_server import ScriptedServer
 from server_process import BINARY, MODEL, ServerProcess
 
 ENDLESS = {"messages": [{"role": "user", "content": "Tell me a story."}], "ignore_eos": True, "max_tokens": 10_000}
@@ -44,6 +45,26 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten(tmp_path):
         assert http.metric("vllm:num_requests_running") == 1
         first.close()
         assert eventually(lambda: is_idle(http), timeout_s=3)
+    finally:
+        server.stop()
+
+
+def test_an_engine_that_fails_ends_its_requests_and_the_process(tmp_path):
+    server = ScriptedServer.start(tmp_path / "scripted")
+    http = HttpClient(server.port)
+    try:
+        server.rules([{"say": "Once upon a time", "step_ms": 20},
+                      {"when": "fall", "fail": "the third layer fell over"}])
+        running = http.begin("/v1/chat/completions", {**ENDLESS, "stream": True})
+        assert eventually(lambda: http.metric("vllm:num_requests_running") == 1)
+        assert http.chat(messages=[{"role": "user", "content": "fall"}]).status == 500
+        assert http.get("/health").status == 503
+        with running.makefile() as lines:
+            events = [line for line in lines if line.startswith("data: ")]
+        assert any('"error"' in event for event in events[-2:])
+        assert server.process.wait(20) == 1
+        last = server.log.read_text().splitlines()[-1]
+        assert last.startswith("scripted_server: ") and "the third layer fell over" in last
     finally:
         server.stop()
 

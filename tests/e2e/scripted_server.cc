@@ -8,6 +8,7 @@
 //   {"when": TEXT, "say": TEXT}   answer prompts that contain TEXT (default: all); text of special
 //                                 tokens becomes their ids
 //   "ids": [...]                  in place of "say"
+//   "fail": TEXT                  the step of the first token fails with this message
 //   "step_ms", "prefill_ms"       how long each token takes, and the first one besides
 // The last rule that fits wins. The next token has logit 20 and all others 0; the text ends with
 // EOS.
@@ -19,6 +20,7 @@
 #include <map>
 #include <mutex>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -39,6 +41,7 @@ constexpr int64_t kDefaultModelLen = 131072;
 
 struct Answer {
   std::vector<int32_t> ids;
+  std::string failure;  // empty: none
   std::chrono::milliseconds step{0};
   std::chrono::milliseconds prefill{0};
 };
@@ -78,6 +81,7 @@ class Script {
         num_prompt_tokens = i + 1;
       }
     }
+    if (!answer.failure.empty()) throw std::runtime_error(answer.failure);
     const size_t idx = token_ids.size() - num_prompt_tokens;
     std::this_thread::sleep_for(idx == 0 ? answer.prefill + answer.step : answer.step);
     return idx < answer.ids.size() ? answer.ids[idx] : eos;
@@ -92,11 +96,14 @@ class Script {
       const json::Value* when = rule.Find("when");
       if (when != nullptr && prompt.find(when->AsString()) == std::string::npos) continue;
       answer = {.ids = {},
+                .failure = {},
                 .step = Milliseconds(rule, "step_ms"),
                 .prefill = Milliseconds(rule, "prefill_ms")};
       if (const json::Value* ids = rule.Find("ids")) {
         for (const json::Value& id : ids->items())
           answer.ids.push_back(static_cast<int32_t>(*id.ToInt64()));
+      } else if (const json::Value* failure = rule.Find("fail")) {
+        answer.failure = failure->AsString();
       } else {
         tokenizer_.Encode(rule.Find("say")->AsString(), text::Tokenizer::AddedTokens::kMatch,
                           &answer.ids);

@@ -41,4 +41,10 @@ struct ThroughputOptions {
 };
 Status RunBenchThroughput(const ThroughputOptions& options);
 
+struct LoadBenchOptions {
+  ModelOptions model;
+  std::string output_json;
+};
+Status RunBenchLoad(const LoadBenchOptions& options);
+
 }  // namespace fathom::app

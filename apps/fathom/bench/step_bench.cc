@@ -46,7 +46,8 @@ Status StepBench::AllocatePools(int num_seqs, int64_t max_tokens) {
   ASSIGN_OR_RETURN(blocks_, device.Allocate(num_blocks * layout_.block_bytes));
   ASSIGN_OR_RETURN(window_pages_, device.Allocate(num_pages * layout_.window_page_bytes));
   ASSIGN_OR_RETURN(state_slots_, device.Allocate(num_seqs * layout_.state.slot_bytes));
-  ASSIGN_OR_RETURN(logits_, device.Allocate(num_seqs * int64_t{session_.config.vocab_size} * 4));
+  ASSIGN_OR_RETURN(logits_, device.Allocate(int64_t{session_.limits.max_num_seqs} *
+                                            session_.config.vocab_size * 4));
   ASSIGN_OR_RETURN(stream_, device.MakeStream());
   if (device.kind() == device::DeviceKind::kCpu) return OkStatus();
   model::FillDummyKvCache(session_.config, layout_, session_.index_dtype, kv(), num_blocks,

@@ -148,16 +148,32 @@ class CudaDevice final : public Device, private Buffer::Deleter {
   PinnedDeleter pinned_;
 };
 
+std::string VersionText(int version) {
+  return fmt::format("CUDA {}.{}", version / 1000, version % 1000 / 10);
+}
+
+Status NoGpu(int driver_version, cudaError_t error) {
+  std::string found = "no NVIDIA driver was found";
+  if (error == cudaErrorNoDevice) {
+    found = "the NVIDIA driver shows no GPU to this process (see nvidia-smi, CUDA_VISIBLE_DEVICES)";
+  } else if (driver_version != 0) {
+    found = "the NVIDIA driver is one for " + VersionText(driver_version);
+  }
+  return DeviceError(
+      fmt::format("no usable GPU: {}; needed is a Hopper GPU and a driver for {} or newer, or "
+                  "--device cpu",
+                  found, VersionText(CUDART_VERSION)));
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Device>> MakeCudaDevice(int index) {
-  int count = 0;
+  int count = 0, driver = 0;
+  RETURN_IF_CUDA_ERROR("cudaDriverGetVersion", cudaDriverGetVersion(&driver));
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver) {
     (void)cudaGetLastError();
-    return DeviceError(fmt::format(
-        "no usable GPU: {}; a driver for CUDA {}.{} or newer is needed, or --device cpu",
-        cudaGetErrorString(error), CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10));
+    return NoGpu(driver, error);
   }
   RETURN_IF_CUDA_ERROR("cudaGetDeviceCount", error);
   if (index < 0 || index >= count) {
