@@ -124,7 +124,7 @@ void ChooseModelLen(const EngineOptions& options, const kv_cache::KvLayout& layo
   const int64_t fits = kv_cache::LongestSequence(layout, demand, budget_bytes);
   demand.max_model_len =
       std::clamp<int64_t>(fits, std::min<int64_t>(most, kv_cache::kBlockTokens), most);
-  if (fits >= most) return;
+  if (fits >= most || fits < kv_cache::kBlockTokens) return;
   LogInfo("context of {} tokens: what the KV cache holds; the model was made for {}",
           demand.max_model_len, most);
 }

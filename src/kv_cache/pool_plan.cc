@@ -60,11 +60,12 @@ int64_t Mebibytes(int64_t bytes) {
   return (bytes + kMebibyte - 1) / kMebibyte;
 }
 
-// `sizes` and what the prefix cache gets of the rest of the budget.
+// `sizes` and what the prefix cache gets of the rest of the budget, beside `num_blocks`.
 PoolSizes WithKeptStates(const KvLayout& layout, const PoolDemand& demand, PoolSizes sizes,
-                         int64_t budget_bytes) {
+                         int64_t num_blocks, int64_t budget_bytes) {
   const int64_t left = budget_bytes - PoolBytes(layout, sizes);
-  if (demand.prefix_cache && left > 0) AddKeptStates(layout, demand, left / 8, sizes);
+  const int64_t bytes = std::min(left / 8, left - num_blocks * layout.block_bytes);
+  if (demand.prefix_cache && bytes > 0) AddKeptStates(layout, demand, bytes, sizes);
   return sizes;
 }
 
@@ -105,23 +106,21 @@ std::string DescribePools(const KvLayout& layout, const PoolSizes& sizes) {
 }
 
 int64_t LongestSequence(const KvLayout& layout, const PoolDemand& demand, int64_t budget_bytes) {
-  const PoolSizes others = WithKeptStates(layout, demand, SizesWithoutBlocks(demand), budget_bytes);
+  const PoolSizes others =
+      WithKeptStates(layout, demand, SizesWithoutBlocks(demand), 0, budget_bytes);
   const int64_t num_blocks = NumAffordableBlocks(layout, demand, others, budget_bytes);
   return std::min(demand.max_model_len, num_blocks * kBlockTokens);
 }
 
 Result<PoolSizes> PlanPools(const KvLayout& layout, const PoolDemand& demand,
                             int64_t budget_bytes) {
-  const int64_t num_needed = NumBlocksFor(demand.max_model_len);
-  PoolSizes sizes = SizesWithoutBlocks(demand);
-  for (PoolSizes tried : {WithKeptStates(layout, demand, sizes, budget_bytes), sizes}) {
-    tried.num_blocks =
-        static_cast<int32_t>(NumAffordableBlocks(layout, demand, tried, budget_bytes));
-    if (tried.num_blocks >= num_needed) return tried;
-    sizes.num_blocks = tried.num_blocks;
-  }
+  const auto num_needed = static_cast<int32_t>(NumBlocksFor(demand.max_model_len));
+  PoolSizes sizes =
+      WithKeptStates(layout, demand, SizesWithoutBlocks(demand), num_needed, budget_bytes);
+  sizes.num_blocks = static_cast<int32_t>(NumAffordableBlocks(layout, demand, sizes, budget_bytes));
+  if (sizes.num_blocks >= num_needed) return sizes;
   PoolSizes needed = sizes;
-  needed.num_blocks = static_cast<int32_t>(num_needed);
+  needed.num_blocks = num_needed;
   return OutOfMemory(fmt::format(
       "a KV cache of {} MiB holds {} tokens, fewer than the context of {}, which needs {} ({} "
       "sequences at once); give it more with --kv-cache-memory or --gpu-memory-utilization, or "

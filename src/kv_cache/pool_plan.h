@@ -2,8 +2,8 @@
 //
 // State slots and window pages are bought for every sequence that may run, so that only history
 // blocks can be short. With a prefix cache an eighth of the rest buys snapshots and the state of
-// ended sequences, as long as one context of max_model_len still fits beside them. History blocks
-// get what is left, up to max_num_seqs full contexts.
+// ended sequences, or less where one context of max_model_len would not fit beside them. History
+// blocks get what is left, up to max_num_seqs full contexts.
 #pragma once
 
 #include <cstdint>

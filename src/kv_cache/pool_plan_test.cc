@@ -111,6 +111,11 @@ TEST(PoolPlan, APrefixCacheGetsAnEighthOfTheRestForStates) {
   ASSERT_TRUE(tight.ok());
   EXPECT_EQ(tight->num_blocks, 32);
   EXPECT_EQ(tight->num_snapshots, 0);
+  // What it leaves is theirs.
+  const auto less_tight = PlanPools(layout, demand, fixed + 33 * 1000);
+  ASSERT_TRUE(less_tight.ok());
+  EXPECT_EQ(less_tight->num_blocks, 32);
+  EXPECT_GT(less_tight->num_snapshots, 0);
 }
 
 TEST(PoolPlan, HostMemoryHasRoomForBothKinds) {

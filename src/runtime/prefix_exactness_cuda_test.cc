@@ -49,14 +49,11 @@ std::vector<int32_t> DrawText(HarnessModel& model) {
   for (size_t i = 0; i + 1 < s.token_ids.size(); ++i) {
     LogitsRows rows;
     harness.RunChunk(s, 1, &rows);
-    double left = static_cast<double>(random()) * 0x1p-32;
-    size_t token = 0;
-    while (token + 1 < rows[0].size()) {
-      left -= std::exp(LogProbability(rows[0], token));
-      if (left < 0) break;
-      ++token;
-    }
-    s.token_ids[i + 1] = static_cast<int32_t>(token);
+    const double best = rows[0][Best(rows[0])];
+    std::vector<double> weights;
+    for (const float logit : rows[0]) weights.push_back(std::exp(logit - best));
+    s.token_ids[i + 1] =
+        std::discrete_distribution<int32_t>(weights.begin(), weights.end())(random);
   }
   std::vector<int32_t> text = s.token_ids;
   harness.Release(s);
