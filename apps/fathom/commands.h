@@ -45,6 +45,7 @@ struct ScoreOptions {
   std::string logits;  // safetensors to write; empty: none
   std::string trace;   // safetensors with choices and residual streams; empty: none
   std::string choices;  // a trace whose choices are taken; empty: the model's own
+  std::string replay;   // a trace whose choices and streams are taken, layer by layer; or empty
   int top_logprobs = 0;
   int chunk = 0;  // 0: as large as the step allows
   int batch = 1;  // sequences run together

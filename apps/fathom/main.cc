@@ -145,6 +145,8 @@ void AddScore(CLI::App* app, Run* run) {
                       "write routing and index choices and residual streams here (safetensors)");
   command->add_option("--choices", options.choices,
                       "on a GPU: take the routing and index choices of this --trace file");
+  command->add_option("--replay", options.replay,
+                      "on a GPU: run every layer on the choices and streams of this --trace file");
   command
       ->add_option("--top-logprobs", options.top_logprobs,
                    "also the K best tokens of every position")

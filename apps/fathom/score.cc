@@ -256,16 +256,18 @@ Status RunScore(const ScoreOptions& options) {
                                                 session.numerics, printer));
   }
   std::unique_ptr<ForcedChoices> forced;
-  if (!options.choices.empty()) {
-    if (trace != nullptr || session.device->kind() == device::DeviceKind::kCpu) {
-      return InvalidArgument("--choices is for a GPU, and goes without --trace");
+  if (!options.choices.empty() || !options.replay.empty()) {
+    if (session.device->kind() == device::DeviceKind::kCpu) {
+      return InvalidArgument("--choices and --replay are for a GPU");
     }
-    ASSIGN_OR_RETURN(forced, ForcedChoices::Open(options.choices, session.config));
+    const bool replay = !options.replay.empty();
+    ASSIGN_OR_RETURN(forced, ForcedChoices::Open(replay ? options.replay : options.choices,
+                                                 session.config, replay));
+    forced->set_trace(trace.get());
     printer.set_forced(forced.get());
   }
-  model::ChoiceRecorder* const recorder = forced != nullptr
-                                              ? static_cast<model::ChoiceRecorder*>(forced.get())
-                                              : trace.get();
+  model::ChoiceRecorder* recorder = trace.get();
+  if (forced != nullptr) recorder = forced.get();
   RETURN_IF_ERROR(scorer->Run(lists, printer, recorder));
   RETURN_IF_ERROR(printer.write_status());
   if (logits) RETURN_IF_ERROR(logits->Finish());

@@ -45,11 +45,13 @@ class EngineCudaTest : public testing::Test {
     engine_ = std::move(*engine);
   }
 
-  std::shared_ptr<CollectingSink> Submit(int length, const request::SamplingParams& sampling) {
+  std::shared_ptr<CollectingSink> Submit(int length, const request::SamplingParams& sampling,
+                                         bool with_grammar = false) {
     request::Request request;
     request.id = engine_->NextRequestId();
     request.prompt_token_ids = model::RandomTokens(config_, length, static_cast<uint32_t>(length));
     request.sampling = sampling;
+    if (with_grammar) request.constraint = std::make_shared<CountsModuloThree>();
     request.arrival = clock_.Now();
     auto sink = std::make_shared<CollectingSink>();
     EXPECT_TRUE(engine_->Submit(std::move(request), sink).ok());
@@ -90,10 +92,14 @@ TEST_F(EngineCudaTest, PlanningAheadChangesNoToken) {
     Start(async);
     for (const request::SamplingParams& params : Params()) {
       for (const int length : {1, 200, 257}) {
-        const auto sink = Submit(length, params);
+        const bool with_grammar = length == 200 && params.ignore_eos;
+        const auto sink = Submit(length, params, with_grammar);
         EXPECT_EQ(sink->Wait().error.message(), "");
         tokens[async].push_back(sink->token_ids());
         auto& chosen = logprobs[async].emplace_back();
+        for (size_t i = 0; with_grammar && i < sink->token_ids().size(); ++i) {
+          EXPECT_EQ(sink->token_ids()[i] % 3, static_cast<int32_t>(i) % 3);
+        }
         for (const auto& token : sink->logprobs()) chosen.push_back(token.chosen.logprob);
       }
     }
@@ -109,7 +115,7 @@ TEST_F(EngineCudaTest, ManyRequestsComeAndGo) {
     request::SamplingParams params = Params()[static_cast<size_t>(i) % 4];
     params.max_tokens = 1 + i * 2;
     params.ignore_eos = true;
-    sinks.push_back(Submit(1 + i * 13 % 400, params));
+    sinks.push_back(Submit(1 + i * 13 % 400, params, i % 5 == 0));
   }
   for (int i = 0; i < 60; ++i) {
     const auto last = sinks[static_cast<size_t>(i)]->Wait();

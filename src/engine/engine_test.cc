@@ -308,6 +308,33 @@ TEST_P(EngineTest, AnAutomaticContextIsWhatTheKvCacheHolds) {
   EXPECT_THAT(refused.message(), HasSubstr("1792"));
 }
 
+TEST_P(EngineTest, GrammarsAndPenaltiesSeeEveryTokenOnce) {
+  std::vector<std::vector<int32_t>> tokens;
+  for (const int max_num_seqs : {1, 4}) {
+    EngineOptions options = Options();
+    options.limits.max_num_seqs = max_num_seqs;
+    Start(HashOfAll, options);
+    std::vector<std::shared_ptr<CollectingSink>> sinks;
+    for (int i = 0; i < 8; ++i) {
+      Request request = MakeRequest(std::vector<int32_t>(static_cast<size_t>(20 + i), 3), 30);
+      request.sampling.ignore_eos = true;
+      request.sampling.temperature = 0.7;
+      if (i % 2 == 0) request.constraint = std::make_shared<CountsModuloThree>();
+      if (i % 4 > 1) request.sampling.frequency_penalty = 1.5;
+      sinks.push_back(Submit(std::move(request)));
+    }
+    for (size_t i = 0; i < sinks.size(); ++i) {
+      EXPECT_EQ(sinks[i]->Wait().finish_reason, FinishReason::kLength);
+      tokens.push_back(sinks[i]->token_ids());
+      for (size_t t = 0; i % 2 == 0 && t < 30; ++t) {
+        EXPECT_EQ(tokens.back()[t] % 3, static_cast<int32_t>(t) % 3);
+      }
+    }
+    engine_.reset();
+  }
+  for (size_t i = 0; i < 8; ++i) EXPECT_EQ(tokens[i], tokens[i + 8]);
+}
+
 TEST_P(EngineTest, AnIdInUseIsRefused) {
   Gate gate;
   Start([&gate](auto tokens, auto num_prompt, auto logits) {

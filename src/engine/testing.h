@@ -1,4 +1,4 @@
-// CollectingSink: a request's reader, for tests.
+// What the engine's tests share: a request's reader, and a grammar.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -59,6 +60,23 @@ class CollectingSink final : public request::TokenSink {
   std::vector<uint16_t> routed_experts_;
   request::TokenEvent last_;
   bool finished_ = false;
+};
+
+// A grammar whose n-th token is n modulo 3, so that it notices a token that is missing or twice.
+class CountsModuloThree final : public request::TokenConstraint {
+ public:
+  bool FillNextTokenMask(std::span<uint32_t> mask) override {
+    for (size_t t = static_cast<size_t>(num_accepted_) % 3; t < mask.size() * 32; t += 3) {
+      mask[t / 32] |= 1u << t % 32;
+    }
+    return true;
+  }
+  bool AcceptToken(int32_t token_id) override { return token_id % 3 == num_accepted_++ % 3; }
+  void Rollback(int num_tokens) override { num_accepted_ -= num_tokens; }
+  int num_accepted() const override { return num_accepted_; }
+
+ private:
+  int num_accepted_ = 0;
 };
 
 }  // namespace fathom::engine

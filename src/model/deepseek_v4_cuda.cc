@@ -106,7 +106,9 @@ class CudaModel final : public DeepSeekV4 {
       const CudaBlockWeights& w = weights_->layers[static_cast<size_t>(layer)];
       layer_ = layer;
       Boundary(step, output, ws_->ffn_state, w.hc_attn, w.attn_norm, ws_->attn_state);
-      if (layer > 0) RecordStreams(step, layer - 1);
+      if (layer > 0 && TakeStreams(step, layer - 1)) {
+        Boundary(step, {}, ws_->ffn_state, w.hc_attn, w.attn_norm, ws_->attn_state);
+      }
       Attention(step, layer, w);
       Boundary(step, {.y = ws_->y}, ws_->attn_state, w.hc_ffn, w.ffn_norm, ws_->ffn_state);
       Moe(step, layer, w);
@@ -117,7 +119,7 @@ class CudaModel final : public DeepSeekV4 {
       // the last layer's streams, which the head would not write
       Boundary(step, output, ws_->ffn_state, weights_->layers[0].hc_attn,
                weights_->layers[0].attn_norm, ws_->attn_state);
-      RecordStreams(step, c_.num_layers - 1);
+      TakeStreams(step, c_.num_layers - 1);
       output = {};
     }
     Logits(step, output);
@@ -511,13 +513,20 @@ class CudaModel final : public DeepSeekV4 {
     }
   }
 
-  void RecordStreams(const CudaStep& step, int layer) {
-    if (step.recorder == nullptr || !step.recorder->wants_streams()) return;
+  // Tells the streams after the layer; true when the recorder puts others in their place.
+  bool TakeStreams(const CudaStep& step, int layer) {
+    if (step.recorder == nullptr || !step.recorder->wants_streams()) return false;
     const size_t count =
         static_cast<size_t>(step.batch.num_tokens) * 4 * static_cast<size_t>(c_.hidden_size);
     const auto streams =
         Fetch(reinterpret_cast<const BFloat16*>(ws_->streams), count, *step.stream);
     step.recorder->OnStreams(layer, std::as_bytes(std::span(streams)));
+    const std::span<const std::byte> forced = step.recorder->ForcedStreams(layer);
+    if (forced.empty()) return false;
+    CHECK_EQ(forced.size(), count * sizeof(BFloat16));
+    Check(step.stream->Copy(ws_->streams, forced.data(), static_cast<int64_t>(forced.size())));
+    Check(step.stream->Synchronize());
+    return true;
   }
 
   const config::ModelConfig c_;

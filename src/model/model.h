@@ -72,6 +72,9 @@ struct ChoiceRecorder {
   // the chunk.
   virtual std::span<const int32_t> ForcedRouting(int /*layer*/) { return {}; }
   virtual std::span<const int32_t> ForcedIndex(int /*layer*/) { return {}; }
+  // Residual streams to go on from after the layer, as OnStreams has the model's own, which are told
+  // before; empty: its own. On a GPU only.
+  virtual std::span<const std::byte> ForcedStreams(int /*layer*/) { return {}; }
 };
 
 struct ModelLimits {

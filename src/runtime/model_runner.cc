@@ -125,12 +125,16 @@ Result<request::StepResult> ModelRunner::Collect() {
     device_sampler_->Read(step.place, row, *step.batch->sequences[i].request,
                           step.result.sequences[i]);
   }
+  if (!steps_.empty() && steps_.front().is_late) {
+    RETURN_IF_ERROR(NameStep(SampleLate(steps_.front(), step.result), *steps_.front().batch));
+  }
   return std::move(step.result);
 }
 
 Status ModelRunner::RunForward(const request::ScheduledBatch& batch, Step& step) {
   FillBatch(batch);
-  StartMasks(batch);
+  step.is_late = NeedsTokensOfTheDevice(batch);
+  if (!step.is_late) StartMasks(step);
   model::ForwardBatch view = device_batch_.View();
   const bool reports_experts =
       std::any_of(batch.sequences.begin(), batch.sequences.end(), WantsExperts);
@@ -138,21 +142,42 @@ Status ModelRunner::RunForward(const request::ScheduledBatch& batch, Step& step)
   view.expert_ids = expert_ids_;
   if (device_sampler_ != nullptr) view.sampled = device_sampler_->token_ids();
   // Grammars work while the forward runs; what else a draw needs is uploaded ahead of it.
-  const bool waits_for_masks = masks_.is_working();
-  if (!waits_for_masks) AddDeviceRows(batch, step);
-  if (!step.on_device.empty()) RETURN_IF_ERROR(device_sampler_->Upload(*stream_));
+  const bool is_early = !step.is_late && !masks_.is_working();
+  if (is_early) RETURN_IF_ERROR(AddDeviceRows(step));
   model_.Forward(view, kv_cache_.view(), logits_.device_data(), *stream_, nullptr);
-  if (waits_for_masks) {
-    AddDeviceRows(batch, step);
-    if (!step.on_device.empty()) RETURN_IF_ERROR(device_sampler_->Upload(*stream_));
-  }
+  if (step.is_late) return OkStatus();
+  if (!is_early) RETURN_IF_ERROR(AddDeviceRows(step));
+  return Sample(step);
+}
+
+Status ModelRunner::Sample(Step& step) {
   if (!step.on_device.empty()) device_sampler_->Draw(logits_.device_data(), *stream_);
-  RETURN_IF_ERROR(FetchHostRows(batch, step));
-  SampleOnHost(batch, step);
-  ComputePromptLogprobs(batch, step.result);
-  ReportExperts(batch, step.result);
-  KeepSampled(batch, step);
+  RETURN_IF_ERROR(FetchHostRows(step));
+  SampleOnHost(step);
+  ComputePromptLogprobs(*step.batch, step.result);
+  ReportExperts(*step.batch, step.result);
+  KeepSampled(step);
   return OkStatus();
+}
+
+// A choice depends on the token that the step before samples, and only the device knows it.
+bool ModelRunner::NeedsTokensOfTheDevice(const request::ScheduledBatch& batch) const {
+  return std::any_of(batch.sequences.begin(), batch.sequences.end(),
+                     [this](const request::ScheduledSequence& s) {
+                       return s.is_pending() && request::DependsOnOutput(*s.request) &&
+                              sampled_.at(s.request_id).device_row >= 0;
+                     });
+}
+
+// The step before has ended, while this one's forward runs.
+Status ModelRunner::SampleLate(Step& step, const request::StepResult& before) {
+  for (const request::SequenceResult& r : before.sequences) {
+    if (!r.sampled_token_ids.empty()) sampled_[r.request_id].token_id = r.sampled_token_ids[0];
+  }
+  StartMasks(step);
+  RETURN_IF_ERROR(AddDeviceRows(step));
+  RETURN_IF_ERROR(Sample(step));
+  return ended_[static_cast<size_t>(step.place)]->Record(*stream_);
 }
 
 // The step has ended, and so have the copies into the host slots that the disk sees.
@@ -198,18 +223,32 @@ size_t ModelRunner::SampleRowOf(const request::ScheduledBatch& batch, size_t i) 
   return first_row_[i] + NumPromptLogprobs(batch.sequences[i]);
 }
 
-void ModelRunner::StartMasks(const request::ScheduledBatch& batch) {
+// With the pending token of a sequence whose choice depends on it.
+std::span<const int32_t> ModelRunner::HistoryOf(const Step& step, size_t i) const {
+  const std::vector<int32_t>& with_pending = step.histories[i];
+  return with_pending.empty() ? step.batch->sequences[i].all_token_ids
+                              : std::span<const int32_t>(with_pending);
+}
+
+void ModelRunner::StartMasks(Step& step) {
   std::vector<GrammarMasks::Sequence> sequences;
-  for (const request::ScheduledSequence& s : batch.sequences) {
+  step.histories.resize(step.batch->sequences.size());
+  for (size_t i = 0; i < step.batch->sequences.size(); ++i) {
+    const request::ScheduledSequence& s = step.batch->sequences[i];
     if (!s.sample) continue;
+    if (s.is_pending() && request::DependsOnOutput(*s.request)) {
+      step.histories[i].assign(s.all_token_ids.begin(), s.all_token_ids.end());
+      step.histories[i].push_back(std::max(sampled_.at(s.request_id).token_id, 0));
+    }
     sequences.push_back({.constraint = s.request->constraint.get(),
-                         .output = s.all_token_ids.subspan(s.request->prompt_token_ids.size())});
+                         .output = HistoryOf(step, i).subspan(s.request->prompt_token_ids.size())});
   }
   masks_.Start(sequences);
 }
 
 // Who samples which row, and the device's rows.
-void ModelRunner::AddDeviceRows(const request::ScheduledBatch& batch, Step& step) {
+Status ModelRunner::AddDeviceRows(Step& step) {
+  const request::ScheduledBatch& batch = *step.batch;
   const std::span<const GrammarMasks::Mask> masks = masks_.Wait();
   step.masks.resize(batch.sequences.size());
   if (device_sampler_ != nullptr) device_sampler_->Begin(step.place);
@@ -226,15 +265,17 @@ void ModelRunner::AddDeviceRows(const request::ScheduledBatch& batch, Step& step
         device_sampler_ != nullptr &&
         device_sampler_->Add({.logits_row = static_cast<int32_t>(SampleRowOf(batch, i)),
                               .request = s.request,
-                              .all_token_ids = s.all_token_ids,
+                              .all_token_ids = HistoryOf(step, i),
                               .num_output_tokens = s.num_output_tokens(),
                               .mask = mask.words});
     (added ? step.on_device : step.on_host).push_back(i);
   }
+  return step.on_device.empty() ? OkStatus() : device_sampler_->Upload(*stream_);
 }
 
 // What the host looks at; all on a CPU, where that costs nothing.
-Status ModelRunner::FetchHostRows(const request::ScheduledBatch& batch, const Step& step) {
+Status ModelRunner::FetchHostRows(const Step& step) {
+  const request::ScheduledBatch& batch = *step.batch;
   if (!expert_ids_.empty()) RETURN_IF_ERROR(stream_->Synchronize());
   for (const size_t i : step.on_host) {
     RETURN_IF_ERROR(logits_.Fetch(SampleRowOf(batch, i), 1, *stream_));
@@ -246,16 +287,17 @@ Status ModelRunner::FetchHostRows(const request::ScheduledBatch& batch, const St
   return OkStatus();
 }
 
-void ModelRunner::KeepSampled(const request::ScheduledBatch& batch, const Step& step) {
+void ModelRunner::KeepSampled(const Step& step) {
+  const auto& sequences = step.batch->sequences;
   sampled_.clear();
-  for (const size_t i : step.on_host) {
+  for (size_t i = 0; i < sequences.size(); ++i) {
     const std::vector<int32_t>& token_ids = step.result.sequences[i].sampled_token_ids;
-    sampled_[batch.sequences[i].request_id] = {
-        .token_id = token_ids.empty() ? request::kPendingToken : token_ids[0]};
+    if (!sequences[i].sample) continue;
+    sampled_[sequences[i].request_id] = {.token_id = token_ids.empty() ? request::kPendingToken
+                                                                       : token_ids[0]};
   }
   for (size_t row = 0; row < step.on_device.size(); ++row) {
-    sampled_[batch.sequences[step.on_device[row]].request_id] = {.device_row =
-                                                                     static_cast<int32_t>(row)};
+    sampled_[sequences[step.on_device[row]].request_id].device_row = static_cast<int32_t>(row);
   }
 }
 
@@ -281,16 +323,16 @@ void ModelRunner::ReportExperts(const request::ScheduledBatch& batch,
   }
 }
 
-void ModelRunner::SampleOnHost(const request::ScheduledBatch& batch, Step& step) {
+void ModelRunner::SampleOnHost(Step& step) {
   std::vector<SampleRow> rows;
   std::vector<request::SequenceResult*> results;
   for (const size_t i : step.on_host) {
-    const request::ScheduledSequence& s = batch.sequences[i];
-    rows.push_back({.logits = logits_.row(SampleRowOf(batch, i)),
+    const request::ScheduledSequence& s = step.batch->sequences[i];
+    rows.push_back({.logits = logits_.row(SampleRowOf(*step.batch, i)),
                     .request = s.request,
-                    .all_token_ids = s.all_token_ids,
+                    .all_token_ids = HistoryOf(step, i),
                     .mask = step.masks[i].words,
-                    .num_missing = s.is_pending() ? size_t{1} : 0});
+                    .num_missing = s.is_pending() && step.histories[i].empty() ? size_t{1} : 0});
     results.push_back(&step.result.sequences[i]);
   }
   sampler_.Sample(rows, results);

@@ -46,8 +46,8 @@ class ModelRunner {
   static constexpr int kMaxInFlight = DeviceSampler::kNumPlaces;
 
   // Starts a step behind those that were started; a pending token is what the one before samples.
-  // The batch lives until its Collect, what it views until Launch returns. An error is the
-  // device's, and the end of the runner.
+  // The batch lives until its Collect, what it views until the Collect of the step before, or until
+  // Launch returns when there is none. An error is the device's, and the end of the runner.
   Status Launch(const request::ScheduledBatch& batch);
   // Waits for the oldest step. An error as above; what fails one request is in its SequenceResult.
   Result<request::StepResult> Collect();
@@ -65,6 +65,9 @@ class ModelRunner {
     std::vector<size_t> on_device;          // the sequences of the device's rows
     std::vector<size_t> on_host;            // those that the host samples
     std::vector<GrammarMasks::Mask> masks;  // of each sequence; empty for one that samples nothing
+    // Nothing is sampled yet: a choice depends on a token of the step before, which is not known.
+    bool is_late = false;
+    std::vector<std::vector<int32_t>> histories;  // of each sequence, see HistoryOf
   };
   ModelRunner(const ModelRunnerOptions& options, model::DeepSeekV4& model, KvCache kv_cache,
               std::unique_ptr<device::Stream> stream, LogitsBuffer logits,
@@ -76,16 +79,20 @@ class ModelRunner {
   void FillBatch(const request::ScheduledBatch& batch);
   void AddPendingToken(const request::ScheduledSequence& s);
   size_t SampleRowOf(const request::ScheduledBatch& batch, size_t i) const;
-  void AddDeviceRows(const request::ScheduledBatch& batch, Step& step);
-  Status FetchHostRows(const request::ScheduledBatch& batch, const Step& step);
-  void KeepSampled(const request::ScheduledBatch& batch, const Step& step);
-  void StartMasks(const request::ScheduledBatch& batch);
+  Status AddDeviceRows(Step& step);
+  Status FetchHostRows(const Step& step);
+  void KeepSampled(const Step& step);
+  Status Sample(Step& step);
+  bool NeedsTokensOfTheDevice(const request::ScheduledBatch& batch) const;
+  Status SampleLate(Step& step, const request::StepResult& before);
+  std::span<const int32_t> HistoryOf(const Step& step, size_t i) const;
+  void StartMasks(Step& step);
   void ComputePromptLogprobs(const request::ScheduledBatch& batch, request::StepResult& result);
   size_t NumExpertsPerRow() const {
     return static_cast<size_t>(num_layers_) * static_cast<size_t>(num_experts_per_token_);
   }
   void ReportExperts(const request::ScheduledBatch& batch, request::StepResult& result) const;
-  void SampleOnHost(const request::ScheduledBatch& batch, Step& step);
+  void SampleOnHost(Step& step);
 
   const int num_layers_;
   const int num_experts_per_token_;

@@ -119,11 +119,10 @@ double Scheduler::session_spread_seconds() const {
   return most->second->session->virtual_seconds - least->second->session->virtual_seconds;
 }
 
-// A prompt that is not through, or that reports on its tokens, and a choice by what came before.
+// A prompt that is not through, or that reports on its tokens.
 bool Scheduler::NeedsItsResult(const Scheduled& scheduled) {
   const Sequence& s = *scheduled.sequence;
-  return !scheduled.samples || request::DependsOnOutput(s.request) ||
-         s.request.routed_experts_start.has_value() ||
+  return !scheduled.samples || s.request.routed_experts_start.has_value() ||
          (s.request.sampling.num_prompt_logprobs && s.num_output_tokens() == 0);
 }
 

@@ -78,8 +78,8 @@ class Scheduler {
   std::vector<SequenceOutput> EndExpired(TimePoint now);
 
   // Whether the next step can be planned: none is in flight, or one whose result the plan does not
-  // need, because every sequence in it samples a token that nothing but the model depends on. Then
-  // the token is pending in the next step. What a sequence ran beyond its end is dropped.
+  // need, because every sequence in it samples a token. Then this token is pending in the next
+  // step. What a sequence ran beyond its end is dropped.
   bool CanSchedule() const;
 
   // The next step; empty when there is nothing to do. Its views live until the next Commit, its

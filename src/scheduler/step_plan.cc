@@ -61,7 +61,10 @@ void Scheduler::AddDecodes(Step& step) {
   };
   for (auto it = running_.begin(); it != running_.end();) {
     Sequence& sequence = **it;
-    if (EndsWhenPendingIsKnown(sequence)) {
+    // Its step in flight holds a page more than the result will leave it.
+    const bool waits_for_room =
+        sequence.num_in_flight > 0 && sequence.is_decode() && !has_room(sequence);
+    if (waits_for_room || EndsWhenPendingIsKnown(sequence)) {
       ++it;
       continue;
     }

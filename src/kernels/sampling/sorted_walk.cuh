@@ -31,12 +31,21 @@ struct Histogram {
   }
   // Of all blocks.
   __device__ Mass OverCluster(int bin) const {
-    unsigned long long n = 0, part[3] = {};
-    for (int r = 0; r < kRowBlocks; ++r) {
-      n += LoadOf(count[bin], r);
-      for (int i = 0; i < 3; ++i) part[i] += LoadOf(weight[i][bin], r);
+    uint32_t counts[kRowBlocks], parts[kRowBlocks][3];
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r) {  // all on their way before the first is used
+      counts[r] = LoadOf(count[bin], r);
+#pragma unroll
+      for (int i = 0; i < 3; ++i) parts[r][i] = LoadOf(weight[i][bin], r);
     }
-    return {part[0] + (part[1] << 16) + (part[2] << 32), n};
+    unsigned long long n = 0, sum[3] = {};
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r) {
+      n += counts[r];
+#pragma unroll
+      for (int i = 0; i < 3; ++i) sum[i] += parts[r][i];
+    }
+    return {sum[0] + (sum[1] << 16) + (sum[2] << 32), n};
   }
 };
 
