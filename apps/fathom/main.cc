@@ -231,12 +231,16 @@ void AddBenchSteps(CLI::App* bench, const char* name, const char* help, bool has
   AddBenchModelOptions(command, &options->model);
   command->get_option("--max-num-batched-tokens")
       ->description("tokens of one step of a prefill (default 8192)");
-  command->add_option("--input-len", options->input_lens, "tokens of a prompt; or several: 32,4096")
+  command
+      ->add_option("--input-len", options->input_lens,
+                   "tokens of a prompt; or several: 32,4096 (default 32)")
       ->delimiter(',')
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
   command->add_option("--output-len", options->output_len, "tokens of an answer (default 128)")
       ->check(CLI::Range(0, 1 << 20));
-  command->add_option("--batch-size", options->batch_sizes, "sequences; or several: 1,8,32")
+  command
+      ->add_option("--batch-size", options->batch_sizes,
+                   "sequences; or several: 1,8,32 (default 8)")
       ->delimiter(',')
       ->check(CLI::Range(1, 4096));
   command
@@ -336,7 +340,15 @@ int Main(int argc, char** argv) {
       fmt::print(stderr, "fathom: {} is not a command; see fathom --help\n", argv[1]);
       return 2;
     }
-    fmt::print(stderr, "fathom: {}; see fathom {}--help\n", error.what(), is_serve ? "serve " : "");
+    const CLI::App* const bench = app.get_subcommand("bench");
+    if (bench->parsed() && bench->get_subcommands().empty() && argc > 2 && argv[2][0] != '-') {
+      fmt::print(stderr, "fathom: bench {} is not a command; see fathom bench --help\n", argv[2]);
+      return 2;
+    }
+    fmt::print(stderr, "fathom: {}; see fathom {}--help\n", error.what(),
+               is_serve          ? "serve "
+               : bench->parsed() ? "bench "
+                                 : "");
     return 2;
   }
   const Status status = run();

@@ -59,14 +59,23 @@ std::vector<Shard> PlanShards(std::vector<TensorInfo> tensors, int64_t shard_byt
   return shards;
 }
 
+// The shards take turns: writes to one file wait for each other, those to several do not.
 std::vector<Chunk> PlanChunks(const std::vector<Shard>& shards) {
-  std::vector<Chunk> chunks;
+  std::vector<std::vector<Chunk>> of_shard(shards.size());
+  size_t longest = 0;
   for (size_t s = 0; s < shards.size(); ++s) {
     for (size_t t = 0; t < shards[s].tensors.size(); ++t) {
       const int64_t bytes = shards[s].tensors[t].bytes;
       for (int64_t offset = 0; offset < bytes; offset += kChunkBytes) {
-        chunks.push_back({s, t, offset, std::min(kChunkBytes, bytes - offset)});
+        of_shard[s].push_back({s, t, offset, std::min(kChunkBytes, bytes - offset)});
       }
+    }
+    longest = std::max(longest, of_shard[s].size());
+  }
+  std::vector<Chunk> chunks;
+  for (size_t i = 0; i < longest; ++i) {
+    for (const std::vector<Chunk>& shard : of_shard) {
+      if (i < shard.size()) chunks.push_back(shard[i]);
     }
   }
   return chunks;

@@ -23,7 +23,8 @@ def test_latency_measures_every_batch_with_every_prompt(tmp_path):
     for case in written["cases"]:
         assert len(case["latencies"]) == 2 and case["avg_latency"] > 0
         assert case["prefill"]["median_ms"] > case["decode"]["median_ms"] > 0
-        assert 3 <= case["decode"]["experts_per_layer"] <= case["batch_size"] * 3 or case["batch_size"] == 2
+        # The model takes 2 experts a token; sequences may share them.
+        assert 2 <= case["decode"]["experts_per_layer"] <= 2 * case["batch_size"]
         # A CPU's ceilings are not known: no share is claimed.
         assert "floor_ms" not in case["decode"]
         assert f"batch {case['batch_size']}, {case['input_len']} tokens in" in done.stdout
@@ -68,7 +69,7 @@ def test_load_says_how_long_until_ready(tmp_path):
     (["latency", "tiny", "--load-format", "dummy", "--device", "cpu", "--input-len", "9999999"], 2,
      "max_position_embeddings"),
     (["throughput"], 2, "model is required"),
-    (["nothing"], 2, "nothing"),
+    (["nothing"], 2, "bench nothing is not a command"),
 ])
 def test_what_cannot_be_measured_is_one_line(args, code, text):
     done = bench(*args)

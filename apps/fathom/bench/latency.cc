@@ -242,6 +242,12 @@ void PrintCase(const CaseResult& r) {
     if (operators->empty()) continue;
     fmt::print("  {}, each operator alone:\n{}", what, FormatOperators(*operators));
   }
+  if (!r.decode_operators.empty()) {
+    double alone_us = 0;
+    for (const OperatorTime& op : r.decode_operators) alone_us += op.us;
+    fmt::print("  {:.3f} ms one after the other, {:.3f} ms as a step: {:.3f} ms are overlap\n",
+               alone_us / 1e3, r.decode_device_us / 1e3, (alone_us - r.decode_device_us) / 1e3);
+  }
   std::fflush(stdout);
 }
 
@@ -289,6 +295,9 @@ json::Value ToJson(const CaseResult& r, int output_len) {
 Status Check(const StepBenchOptions& options) {
   if (options.output_len == 0 && options.prefill_len == 0) {
     return InvalidArgument("--output-len 0 with --prefill-len 0 leaves nothing to run");
+  }
+  if (options.profile && options.model.device == DeviceChoice::kCpu) {
+    return InvalidArgument("operators are timed on a GPU only: not with --device cpu");
   }
   return OkStatus();
 }
