@@ -266,6 +266,25 @@ __device__ inline void CompressSequenceC128(const CudaAttentionPrologueParams& p
   if (threadIdx.x == 0) *rows.merged_end() = target;
 }
 
+// The entry that token t completes, if it needs this step's rows only.
+template <int kRatio, int kDim>
+__device__ void FinishFresh(const CudaAttentionPrologueParams& p, const CudaCompressor& compressor,
+                            int t, CompressorShared& shared) {
+  const int seq = p.batch.token_seq[t], j = p.batch.positions[t] / kRatio;
+  const CompressorRows<kRatio, kDim> rows(p.batch, compressor, seq, p.slot_bytes,
+                                          ThreadChannel<kDim>());
+  if (max(0, kRatio == 4 ? 4 * j - 4 : 128 * j) < rows.first()) return;
+  float2 pooled;
+  if constexpr (kRatio == 4) {
+    pooled = PoolC4(rows, j);
+  } else {
+    RunningPair sum;
+    sum.Merge(rows, 128 * j, 128 * j + 128);
+    pooled = sum.Pool();
+  }
+  FinishEntry<kRatio, kDim>(p, compressor, seq, j, pooled, shared);
+}
+
 // Entries completed by tokens [kRatio * group, kRatio * group + kRatio) of the step that need this
 // step's rows only.
 template <int kRatio, int kDim>
@@ -282,22 +301,11 @@ __device__ void CompressFresh(const CudaAttentionPrologueParams& p,
   WaitForPredecessor();
   AllowSuccessor();
   __syncthreads();
-  for (int i = 0; i < kRatio; ++i) {
-    if ((shared.found[i / 32] >> (i % 32) & 1u) == 0) continue;
-    const int t = kRatio * group + i, seq = p.batch.token_seq[t], position = p.batch.positions[t];
-    const int j = position / kRatio;
-    const CompressorRows<kRatio, kDim> rows(p.batch, compressor, seq, p.slot_bytes,
-                                            ThreadChannel<kDim>());
-    if (max(0, kRatio == 4 ? 4 * j - 4 : 128 * j) < rows.first()) continue;
-    float2 pooled;
-    if constexpr (kRatio == 4) {
-      pooled = PoolC4(rows, j);
-    } else {
-      RunningPair sum;
-      sum.Merge(rows, 128 * j, 128 * j + 128);
-      pooled = sum.Pool();
+  for (int word = 0; word < (kRatio + 31) / 32; ++word) {
+    for (uint32_t left = shared.found[word]; left != 0; left &= left - 1) {
+      FinishFresh<kRatio, kDim>(p, compressor, kRatio * group + word * 32 + __ffs(left) - 1,
+                                shared);
     }
-    FinishEntry<kRatio, kDim>(p, compressor, seq, j, pooled, shared);
   }
 }
 
