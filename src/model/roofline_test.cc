@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace fathom::model {
 namespace {
 
@@ -48,6 +50,29 @@ TEST(Roofline, ExpertsOfABatchOverlap) {
   const auto costs =
       StepCosts(Flash(), layout, {.num_seqs = 32, .context_tokens = 4096, .logits_rows = 32});
   EXPECT_NEAR(TotalBytes(costs), 86.4e9, 0.2e9);
+}
+
+TEST(Roofline, ExpertsThatWereCountedTakeThePlaceOfUniformRouting) {
+  const auto layout =
+      kv_cache::MakeKvLayout(Flash(), config::Numerics::kOfficial, kv_cache::IndexKeyDType::kFp4);
+  const auto bytes = [&](double distinct) {
+    return TotalBytes(StepCosts(
+        Flash(), layout,
+        {.num_seqs = 32, .context_tokens = 4096, .logits_rows = 32, .distinct_experts = distinct}));
+  };
+  const double expert_bytes = 3 * 2048 * 4096 * (0.5 + 1.0 / 32);
+  EXPECT_NEAR(bytes(100) - bytes(60), 43 * 40 * expert_bytes, 1);
+  const double uniform = 256 * (1 - std::pow(1 - 6.0 / 256, 32));
+  EXPECT_NEAR(bytes(0), bytes(uniform), 1);
+}
+
+TEST(Roofline, SumsOfBf16ValuesArePricedAsBf16) {
+  const auto layout =
+      kv_cache::MakeKvLayout(Flash(), config::Numerics::kOfficial, kv_cache::IndexKeyDType::kFp4);
+  for (const ProductCost& cost : StepCosts(Flash(), layout, {.tokens_per_seq = 8192})) {
+    const bool mixes = cost.name == "hyper-connection mixes";
+    EXPECT_EQ(cost.type == ProductType::kFp32, mixes) << cost.name;
+  }
 }
 
 TEST(Roofline, APrefillTokenOfFlashCosts25GigaflopsInItsLinearLayers) {

@@ -3,7 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
+
+#include "device/timeline.h"
 
 namespace fathom::device {
 namespace {
@@ -16,6 +20,23 @@ TEST(CpuDevice, MemoryIsZeroAndAligned) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % 64, 0u);
   EXPECT_TRUE(std::all_of(buffer->data(), buffer->data() + 10000,
                           [](std::byte b) { return b == std::byte{0}; }));
+}
+
+TEST(Timeline, TellsTheTimeFromMarkToMarkOnce) {
+  auto device = MakeCpuDevice(1);
+  auto stream = device->MakeStream();
+  ASSERT_TRUE(stream.ok());
+  const auto timeline = MakeTimeline(DeviceKind::kCpu);
+  timeline->Mark(**stream);
+  std::this_thread::sleep_for(std::chrono::milliseconds(3));
+  timeline->Mark(**stream);
+  timeline->Mark(**stream);
+  const auto times = timeline->Take();
+  ASSERT_TRUE(times.ok());
+  ASSERT_EQ(times->size(), 2u);
+  EXPECT_GE((*times)[0], 3000);
+  EXPECT_LT((*times)[1], (*times)[0]);
+  EXPECT_TRUE(timeline->Take()->empty());
 }
 
 TEST(CpuDevice, AnEmptyBufferIsNoMemory) {

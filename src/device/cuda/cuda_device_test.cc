@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "device/device.h"
+#include "device/timeline.h"
 
 namespace fathom::device {
 namespace {
@@ -23,6 +24,25 @@ TEST(CudaDevice, CopiesThereAndBackOrSaysWhyItCannot) {
   ASSERT_TRUE((*stream)->Copy(host.data(), buffer->data(), 1024).ok());
   ASSERT_TRUE((*stream)->Synchronize().ok());
   EXPECT_EQ(host, std::vector<char>(1024, 0));
+}
+
+TEST(CudaDevice, ATimelineSeesWhatTheStreamDoes) {
+  auto device = MakeCudaDevice(0);
+  if (!device.ok()) GTEST_SKIP() << device.status().message();
+  auto stream = (*device)->MakeStream();
+  ASSERT_TRUE(stream.ok());
+  const auto timeline = MakeTimeline(DeviceKind::kCuda);
+  for (int round = 0; round < 2; ++round) {  // events are used again
+    timeline->Mark(**stream);
+    timeline->Delay(**stream, 2000);
+    timeline->Mark(**stream);
+    timeline->Mark(**stream);
+    const auto times = timeline->Take();
+    ASSERT_TRUE(times.ok()) << times.status().message();
+    ASSERT_EQ(times->size(), 2u);
+    EXPECT_GE((*times)[0], 2000);
+    EXPECT_LT((*times)[1], 1000);
+  }
 }
 
 TEST(CudaDevice, ARefusalIsADeviceError) {
