@@ -21,7 +21,7 @@
 namespace fathom::app {
 namespace {
 
-// Reads pass through; what has been read is shown, and how long it took.
+// Reads pass through; what has been read is shown.
 class ReportingSource final : public checkpoint::TensorSource {
  public:
   ReportingSource(std::unique_ptr<checkpoint::TensorSource> source, const std::string& what)
@@ -37,14 +37,14 @@ class ReportingSource final : public checkpoint::TensorSource {
     if (!begun_.exchange(true)) begin_ = clock_.Now();
     RETURN_IF_ERROR(source_->Read(tensor, offset, out));
     std::lock_guard lock(mutex_);
-    end_ = clock_.Now();
     done_bytes_ += static_cast<int64_t>(out.size());
     progress_.Update(done_bytes_, total_bytes_);
     return OkStatus();
   }
   int64_t total_bytes() const { return total_bytes_; }
-  // When no thread reads any more.
-  double seconds() const { return Seconds(end_ - begin_); }
+  // When no thread reads any more: what was read, and since when.
+  int64_t bytes_read() const { return done_bytes_; }
+  double SecondsSinceFirstRead() const { return begun_ ? Seconds(clock_.Now() - begin_) : 0; }
 
  private:
   const std::unique_ptr<checkpoint::TensorSource> source_;
@@ -52,7 +52,6 @@ class ReportingSource final : public checkpoint::TensorSource {
   int64_t total_bytes_ = 0;
   mutable std::atomic<bool> begun_{false};
   mutable TimePoint begin_{};  // written once
-  mutable TimePoint end_{};    // guarded by mutex_
   mutable std::mutex mutex_;
   mutable int64_t done_bytes_ = 0;  // guarded by mutex_
   mutable ProgressLine progress_;   // guarded by mutex_
@@ -175,8 +174,8 @@ Result<ModelSession> OpenModel(const ModelOptions& options, SessionText text) {
   }
   const ReportingSource reporting(std::move(source), "loading " + options.model);
   ASSIGN_OR_RETURN(session.model, LoadModel(options, session, reporting));
-  session.load_times = {.bytes = reporting.total_bytes(),
-                        .transfer_seconds = reporting.seconds(),
+  session.load_times = {.bytes = reporting.bytes_read(),
+                        .transfer_seconds = reporting.SecondsSinceFirstRead(),
                         .seconds = Seconds(clock.Now() - start)};
   LogInfo("loaded {} ({}) onto {} in {:.2f} s", options.model,
           FormatBytes(static_cast<double>(reporting.total_bytes())), session.device->name(),

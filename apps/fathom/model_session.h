@@ -17,8 +17,8 @@ namespace fathom::app {
 
 // What it took to bring the weights to the device.
 struct LoadTimes {
-  int64_t bytes = 0;            // of the tensors
-  double transfer_seconds = 0;  // from the first read to the last; 0 where nothing was read
+  int64_t bytes = 0;            // that were read
+  double transfer_seconds = 0;  // from the first read until the model stands; 0: nothing was read
   double seconds = 0;           // of OpenModel
 };
 

@@ -1,6 +1,7 @@
 #include "model/weight_transfer.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -24,13 +25,19 @@ void MakeTiles(const WeightUnit& unit, const std::byte* at, device::Stream& stre
   kernels::LaunchTileWeights(matrix, unit.kind, unit.tiles, stream, unit.interleave);
 }
 
+int64_t LargestUnit(const std::vector<WeightUnit>& units) {
+  int64_t bytes = 0;
+  for (const WeightUnit& unit : units) bytes = std::max(bytes, unit.bytes);
+  return bytes;
+}
+
 // One unit on its way.
 class Slot {
  public:
-  Status Open(device::Device& device) {
+  Status Open(int64_t capacity, device::Device& device) {
     ASSIGN_OR_RETURN(stream_, device.MakeStream());
-    ASSIGN_OR_RETURN(pinned_, device.AllocateHost(kUnitCapacity));
-    ASSIGN_OR_RETURN(staging_, device.Allocate(kUnitCapacity));
+    ASSIGN_OR_RETURN(pinned_, device.AllocateHost(capacity));
+    ASSIGN_OR_RETURN(staging_, device.Allocate(capacity));
     return OkStatus();
   }
 
@@ -65,16 +72,23 @@ class Transfer {
     // Beyond this many threads the link, not the reading, is the limit.
     constexpr int kMaxThreads = 16;
     ThreadPool pool(std::min(NumUsableCores(), kMaxThreads));
-    pool.ParallelFor(pool.num_threads(), 1, [this](int64_t, int64_t) { Keep(Work()); });
+    const int64_t capacity = LargestUnit(units_);
+    std::vector<SlotPair> slots(static_cast<size_t>(pool.num_threads()));
+    pool.ParallelFor(pool.num_threads(), 1, [&](int64_t i, int64_t) {
+      for (Slot& slot : slots[static_cast<size_t>(i)]) Keep(slot.Open(capacity, device_));
+    });
+    if (failed_) return error_;
+    pool.ParallelFor(pool.num_threads(), 1,
+                     [&](int64_t i, int64_t) { Keep(Work(slots[static_cast<size_t>(i)])); });
     return error_;
   }
 
  private:
-  Status Work() {
-    Slot slots[2];
-    for (Slot& slot : slots) RETURN_IF_ERROR(slot.Open(device_));
+  using SlotPair = std::array<Slot, 2>;
+
+  Status Work(SlotPair& slots) {
     Status status;
-    for (int turn = 0; status.ok() && !failed_; turn ^= 1) {
+    for (size_t turn = 0; status.ok() && !failed_; turn ^= 1) {
       const size_t i = next_.fetch_add(1);
       if (i >= units_.size()) break;
       status = slots[turn].Send(units_[i], source_, num_experts_);
@@ -114,7 +128,7 @@ Status TransferWeights(const std::vector<WeightUnit>& units, const TensorSource&
 Status MakeDummyWeights(const std::vector<WeightUnit>& units, int num_experts,
                         device::Device& device) {
   ASSIGN_OR_RETURN(const auto stream, device.MakeStream());
-  ASSIGN_OR_RETURN(const device::Buffer staging, device.Allocate(kUnitCapacity));
+  ASSIGN_OR_RETURN(const device::Buffer staging, device.Allocate(LargestUnit(units)));
   uint32_t seed = 0;
   for (const WeightUnit& unit : units) {
     std::byte* const to = unit.destination != nullptr ? unit.destination : staging.data();

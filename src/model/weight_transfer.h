@@ -16,10 +16,9 @@
 
 namespace fathom::model {
 
-// What one thread has on its way at a time, and what a unit holds at most (but for scales that lie
-// apart: an eighth more).
-inline constexpr int64_t kUnitBytes = int64_t{8} << 20;
-inline constexpr int64_t kUnitCapacity = kUnitBytes + kUnitBytes / 8;
+// What a unit should hold at most (a matrix is not cut below 128 rows). Small, so that what is on
+// its way stays in the processor's cache between the reading and the link.
+inline constexpr int64_t kUnitBytes = int64_t{2} << 20;
 
 struct WeightUnit {
   struct Read {
@@ -30,7 +29,7 @@ struct WeightUnit {
     DummyKind dummy = DummyKind::kF32;
   };
   std::vector<Read> reads = {};
-  int64_t bytes = 0;                 // of the unit, at most kUnitCapacity
+  int64_t bytes = 0;                 // of the unit
   std::byte* destination = nullptr;  // the bytes go here; null: tiles are made of them
   // The matrix that the unit holds: data at place 0, scales (FP4) after it.
   kernels::WeightMatrix matrix = {};

@@ -57,7 +57,7 @@ def test_load_says_how_long_until_ready(tmp_path):
     done = bench("load", str(MODEL), "--device", "cpu", "--output-json", str(results))
     assert done.returncode == 0, done.stderr
     written = json.loads(results.read_text())
-    assert written["bytes"] > 20_000_000
+    assert written["bytes"] > 15_000_000
     assert 0 < written["transfer_seconds"] <= written["ready_seconds"]
 
 

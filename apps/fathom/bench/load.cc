@@ -59,15 +59,16 @@ Status RunBenchLoad(const LoadBenchOptions& options) {
   const double ready = Seconds(clock.Now() - begin) - link_seconds;
 
   const auto bytes = static_cast<double>(times.bytes);
-  fmt::print("{} onto {}\n", FormatBytes(bytes), local->session().device->name());
+  fmt::print("{} onto {}\n", options.model.model, local->session().device->name());
   if (times.transfer_seconds > 0) {
     const double speed = bytes / times.transfer_seconds;
-    fmt::print("weights   {:.2f} s, {}/s{}\n", times.transfer_seconds, FormatBytes(speed),
+    fmt::print("weights   {} in {:.3f} s, {}/s{}\n", FormatBytes(bytes), times.transfer_seconds,
+               FormatBytes(speed),
                link > 0 ? fmt::format(": {} of {}/s, which plain pinned copies reach",
                                       FormatShare(speed, link), FormatBytes(link))
                         : "");
   }
-  fmt::print("ready     {:.2f} s after the start, {:.2f} s of them beyond the weights\n", ready,
+  fmt::print("ready     {:.3f} s after the start, {:.3f} s of them beyond the weights\n", ready,
              ready - times.transfer_seconds);
   return WriteJson(options.output_json, ToJson(times, link, ready));
 }

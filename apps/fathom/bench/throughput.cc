@@ -206,7 +206,10 @@ Status RunBenchThroughput(const ThroughputOptions& options) {
   out.Set("ttft", Milliseconds(m.time_to_first_token));
   out.Set("tpot", Milliseconds(m.time_per_output_token));
   out.Set("decode_step", Milliseconds(m.time_between_tokens));
-  if (options.profile) {
+  if (options.profile && m.time_between_tokens.empty()) {
+    fmt::print(
+        "no step ran all requests and nothing else: --profile needs a larger --output-len\n");
+  } else if (options.profile) {
     const double gap_us = Percentile(m.time_between_tokens, 0.5) * 1e6 - device_us;
     fmt::print("{:<28} {:.3f} ms on the device; the GPU waits {:.1f} us a step for the host\n",
                "model alone, same step", device_us / 1e3, gap_us);
