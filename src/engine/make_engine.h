@@ -49,7 +49,8 @@ struct EngineOptions {
   int max_queue = 1024;  // requests that may wait beyond those that run
   // The share of their solo speed that decodes keep while prompts run: 0 (none) to 0.95.
   double decode_floor = 0.7;
-  // Plan and start a step while the one before runs; unset: where the device runs by itself (a GPU).
+  // Plan and start a step while the one before runs; unset: where the device runs by itself (a
+  // GPU).
   std::optional<bool> async_scheduling = {};
 };
 
