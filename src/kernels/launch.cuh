@@ -35,12 +35,16 @@ inline constexpr size_t kDefaultSharedBytes = 48 << 10;
 template <typename... Params, typename... Args>
 void LaunchClusters(void (*kernel)(Params...), dim3 grid, unsigned cluster, dim3 block,
                     size_t shared_bytes, device::Stream& stream, Args&&... args) {
-  if (shared_bytes > kDefaultSharedBytes) {
-    const cudaError_t error = cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-    if (device::IsDeviceFault(error)) return;
-    CHECK_EQ(error, cudaSuccess);
+  // A kernel's blocks can only run beside its predecessor's when both divide the first-level cache
+  // alike.
+  cudaError_t attribute_error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+  if (attribute_error == cudaSuccess && shared_bytes > kDefaultSharedBytes) {
+    attribute_error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           static_cast<int>(shared_bytes));
   }
+  if (device::IsDeviceFault(attribute_error)) return;
+  CHECK_EQ(attribute_error, cudaSuccess);
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;

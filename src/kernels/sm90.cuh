@@ -38,14 +38,37 @@ __device__ inline void BarrierWait(uint64_t* barrier, uint32_t parity) {
       : "memory");
 }
 
+// Arrives at this block's address `barrier` in the cluster's block `rank`; what the warp wrote to
+// that block before is visible to who waits there with BarrierWaitCluster.
+__device__ inline void BarrierArriveAt(uint64_t* barrier, uint32_t rank) {
+  asm volatile(
+      "{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [r];\n}" ::"r"(
+          SharedAddress(barrier)),
+      "r"(rank)
+      : "memory");
+}
+__device__ inline void BarrierWaitCluster(uint64_t* barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "WAIT:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
+      "@p bra DONE;\nbra WAIT;\nDONE:\n}" ::"r"(SharedAddress(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
 // `bytes`, both addresses: multiples of 16. Completes on the barrier.
-__device__ inline void BulkCopy(void* shared, const void* global, uint32_t bytes,
-                                uint64_t* barrier) {
+__device__ inline void BulkCopyTo(uint32_t shared, const void* global, uint32_t bytes,
+                                  uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(SharedAddress(shared)),
+          "r"(shared),
       "l"(global), "r"(bytes), "r"(SharedAddress(barrier))
       : "memory");
+}
+__device__ inline void BulkCopy(void* shared, const void* global, uint32_t bytes,
+                                uint64_t* barrier) {
+  BulkCopyTo(SharedAddress(shared), global, bytes, barrier);
 }
 
 // Among `threads` threads of the block that name the same `id` (1..15).
@@ -61,6 +84,21 @@ __device__ inline uint32_t ClusterRank() {
 __device__ inline void ClusterSync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                    : "memory");
+}
+// ClusterSync in two steps. The first makes nothing visible: it says that the block has started.
+__device__ inline void ClusterArrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ inline void ClusterWait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// `value` to this block's address `p` in the shared memory of the cluster's block `rank`.
+__device__ inline void StoreToBlock(float* p, uint32_t rank, float value) {
+  uint32_t address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(address)
+               : "r"(SharedAddress(p)), "r"(rank));
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 // The float at this block's address `p` in the shared memory of the cluster's block `rank`.
 __device__ inline float LoadFromBlock(const float* p, uint32_t rank) {

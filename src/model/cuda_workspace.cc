@@ -34,6 +34,7 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carv
   w.batch_bytes = StepBytes(m, limits.max_num_seqs, max_blocks, (m + c.sliding_window) / 64 + 4);
   carver.Take(w.frequencies, 64);
   carver.Take(w.index_counters, kernels::IndexCountersBytes());
+  carver.Take(w.route_counter, 1);
   const int64_t kept_bytes = carver.bytes();
   carver.Take(w.batch, w.batch_bytes);
   w.scratch = w.batch;
@@ -70,7 +71,7 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carv
   carver.Take(w.grouped_fp8, rows * grouped);
   carver.Take(w.grouped_scales, rows * grouped / 128);
   carver.Take(w.y, m * hidden);
-  carver.Take(w.router_logits, m * c.num_experts);
+  carver.Take(w.router_scores, m * c.num_experts);
   carver.Take(w.expert_ids, c.num_layers * m * c.num_experts_per_token);
   carver.Take(w.expert_weights, m * c.num_experts_per_token);
   int64_t max_tiles = 0;

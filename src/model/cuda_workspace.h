@@ -19,6 +19,7 @@ struct CudaWorkspace {
   // Kept from step to step.
   float* frequencies = nullptr;         // [2, 32]: plain, compressed
   std::byte* index_counters = nullptr;  // zero between steps
+  uint32_t* route_counter = nullptr;    // likewise
 
   // All of the rest: nothing in it outlives a step.
   std::byte* scratch = nullptr;
@@ -54,7 +55,7 @@ struct CudaWorkspace {
   uint8_t* grouped_fp8 = nullptr;  // tiles [M, o_groups * o_lora_rank]
   float* grouped_scales = nullptr;
   __nv_bfloat16* y = nullptr;      // [M, H]
-  float* router_logits = nullptr;  // [M, experts]
+  float* router_scores = nullptr;  // [M, experts]
   int32_t* expert_ids = nullptr;   // [layers, T, k], T tokens of the step
   float* expert_weights = nullptr;
   kernels::ExpertPlan plan;

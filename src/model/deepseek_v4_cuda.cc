@@ -172,8 +172,10 @@ class CudaModel final : public DeepSeekV4 {
                                                .h_fp8 = HFp8(step)});
   }
 
-  // The products that read h: queries, window entry, and both compressors' rows.
-  void InputProducts(const CudaStep& step, LayerKind kind, const CudaBlockWeights& w) {
+  // The products that read h: queries, window entry, both compressors' rows, and what the index
+  // scores are weighted with.
+  void InputProducts(const CudaStep& step, LayerKind kind, bool scoring,
+                     const CudaBlockWeights& w) {
     kernels::CudaGemmParams gemm{.num_tokens = step.batch.num_tokens};
     const auto add = [&](const kernels::TiledMatrix& matrix, GemmOutput output, void* y,
                          int64_t stride) {
@@ -197,6 +199,9 @@ class CudaModel final : public DeepSeekV4 {
       add(w.index_compressor.wkv, GemmOutput::kF32, ws_->index_compressed, 2 * width);
       add(w.index_compressor.wgate, GemmOutput::kF32, ws_->index_compressed + width, 2 * width);
     }
+    if (scoring) {
+      add(w.index_proj, GemmOutput::kBf16, ws_->index_projected, c_.index_num_heads);
+    }
     Enqueue(step, "input products", gemm);
   }
 
@@ -214,10 +219,7 @@ class CudaModel final : public DeepSeekV4 {
                                             .y_fp8 = {}};
     };
     add(w.wq_b, ws_->q);
-    if (scoring) {
-      add(w.index_wq_b, ws_->index_q);
-      add(w.index_proj, ws_->index_projected);
-    }
+    if (scoring) add(w.index_wq_b, ws_->index_q);
     Enqueue(step, "query products", gemm);
   }
 
@@ -251,9 +253,9 @@ class CudaModel final : public DeepSeekV4 {
     const float* angles = kind == LayerKind::kWindow ? ws_->angles_plain : ws_->angles_compressed;
     const kernels::Fp8Tiles qr{ws_->qr_fp8, ws_->qr_scales, row_groups(step)};
 
-    InputProducts(step, kind, w);
-    Prologue(step, kind, kind_layer, w, angles, qr, pages, compressed, index_keys);
     const bool scoring = c4 && step.any_index_scoring;
+    InputProducts(step, kind, scoring, w);
+    Prologue(step, kind, kind_layer, w, angles, qr, pages, compressed, index_keys);
     QueryProducts(step, scoring, w, qr);
     if (c4) Select(step, layer, angles, index_keys);
     Enqueue(step, "attention",
@@ -419,17 +421,11 @@ class CudaModel final : public DeepSeekV4 {
 
   void Moe(const CudaStep& step, int layer, const CudaBlockWeights& w) {
     const int tokens = step.batch.num_tokens;
-    kernels::CudaGemmParams gate{.num_problems = 1, .num_tokens = tokens};
-    gate.problems[0] = {.w = w.gate,
-                        .x_fp8 = {},
-                        .x_bf16 = H(step),
-                        .output = GemmOutput::kF32,
-                        .y = ws_->router_logits,
-                        .y_stride = c_.num_experts,
-                        .y_fp8 = {}};
-    Enqueue(step, "router gate", gate);
     const kernels::Fp8Tiles gathered{ws_->gathered, ws_->gathered_scales, ws_->pair_rows / 8};
-    kernels::CudaMoeRouteParams route{.logits = ws_->router_logits,
+    kernels::CudaMoeRouteParams route{.gate = w.gate,
+                                      .h = H(step),
+                                      .scores = ws_->router_scores,
+                                      .counter = ws_->route_counter,
                                       .num_tokens = tokens,
                                       .num_experts = c_.num_experts,
                                       .num_chosen = c_.num_experts_per_token,

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/gemm_sm90.cuh"
+#include "kernels/gemm/gemm_stream_cuda.h"
 
 namespace fathom::kernels {
 namespace {
@@ -181,19 +182,13 @@ void Check(const CudaGemmParams& params) {
 void Launch(const CudaGemmParams& params, device::Stream& stream) {
   if (params.num_tokens == 0) return;
   Check(params);
+  if (params.num_tokens <= kMaxStreamTokens) return LaunchGemmStream(params, stream);
   const int64_t rows = PaddedTokens(params.num_tokens);
-  if (params.problems[0].w.kind == TileKind::kFp8AsBf16) {
-    if (rows == 8) return Run<8, 2, 1, 5, true>(params, stream);
-    if (rows == 16) return Run<16, 2, 1, 5, true>(params, stream);
-    if (rows == 32) return Run<32, 2, 1, 4, true>(params, stream);
-    if (rows == 64) return Run<64, 2, 1, 4, true>(params, stream);
-    return Run<128, 2, 1, 4, true>(params, stream);
+  const bool wide = params.problems[0].w.kind == TileKind::kFp8AsBf16;
+  if (rows == 64) {
+    return wide ? Run<64, 2, 1, 4, true>(params, stream) : Run<64, 1, 2, 4, false>(params, stream);
   }
-  if (rows == 8) return Run<8, 1, 2, 4, false>(params, stream);
-  if (rows == 16) return Run<16, 1, 2, 4, false>(params, stream);
-  if (rows == 32) return Run<32, 1, 2, 4, false>(params, stream);
-  if (rows == 64) return Run<64, 1, 2, 4, false>(params, stream);
-  return Run<128, 2, 1, 5, false>(params, stream);
+  wide ? Run<128, 2, 1, 4, true>(params, stream) : Run<128, 2, 1, 5, false>(params, stream);
 }
 
 }  // namespace fathom::kernels

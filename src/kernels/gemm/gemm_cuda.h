@@ -32,7 +32,7 @@ struct GemmProblem {
   Fp8Tiles y_fp8;
 };
 
-inline constexpr int kMaxGemmProblems = 6;
+inline constexpr int kMaxGemmProblems = 7;
 
 struct CudaGemmParams {
   GemmProblem problems[kMaxGemmProblems] = {};

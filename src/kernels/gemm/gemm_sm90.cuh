@@ -9,6 +9,7 @@
 
 #include <cuda_bf16.h>
 
+#include "kernels/gemm/weight_codes.cuh"
 #include "kernels/gemm/weight_tiles.h"
 #include "kernels/gemm/wgmma.cuh"
 #include "kernels/launch.cuh"
@@ -271,22 +272,11 @@ class TileMultiplier {
     WgmmaWait<0>();
   }
 
-  // Two FP8 codes of `word` (bytes 2 * kHalf, + 1) times `scale`, as BF16.
-  template <int kHalf>
-  __device__ static uint32_t Widen(uint32_t word, __nv_bfloat162 scale) {
-    const uint32_t high = __byte_perm(word, 0, kHalf == 0 ? 0x1404 : 0x3424);  // code << 8
-    const uint32_t bits = ((high >> 4) & 0x07f007f0u) | (high & 0x80008000u);
-    const __nv_bfloat162 value = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&bits), scale);
-    return *reinterpret_cast<const uint32_t*>(&value);
-  }
-
   // FP8 weights times BF16 activations: the codes become exact BF16 values in registers.
   __device__ void WidenedBlock(int stage, int tile, int b, int block, float (&d)[kAccumulators]) {
     const auto* chunks =
         reinterpret_cast<const uint4*>(ring_.weights(stage, tile) + b * 8192) + thread();
-    // A code's bits stand for value * 2^-120 as BF16 bits.
-    const __nv_bfloat162 scale =
-        __float2bfloat162_rn(ring_.weight_scales[tile / 2][block] * 0x1p60f * 0x1p60f);
+    const __nv_bfloat162 scale = WideScale(ring_.weight_scales[tile / 2][block]);
     uint32_t a[8][4];
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
@@ -294,8 +284,8 @@ class TileMultiplier {
       const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        a[2 * c + w / 2][w % 2 * 2] = Widen<0>(words[w], scale);
-        a[2 * c + w / 2][w % 2 * 2 + 1] = Widen<1>(words[w], scale);
+        a[2 * c + w / 2][w % 2 * 2] = WidenFp8<0>(words[w], scale);
+        a[2 * c + w / 2][w % 2 * 2 + 1] = WidenFp8<1>(words[w], scale);
       }
     }
     const uint64_t x = XDescriptor(stage, b);

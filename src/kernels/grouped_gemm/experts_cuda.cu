@@ -3,6 +3,8 @@
 #include "base/check.h"
 #include "kernels/gemm/gemm_sm90.cuh"
 #include "kernels/grouped_gemm/experts_cuda.h"
+#include "kernels/grouped_gemm/experts_stream_cuda.h"
+#include "kernels/grouped_gemm/swiglu.cuh"
 
 namespace fathom::kernels {
 namespace {
@@ -57,15 +59,6 @@ __device__ TileProduct MakeProduct(const ExpertTiles& w, const std::byte* tiles,
           .num_blocks = max(0, min(per_rank, col_blocks - rank * per_rank))};
 }
 
-__device__ float Activate(float gate, float up, float weight, float limit) {
-  if (limit > 0) {
-    up = fminf(fmaxf(up, -limit), limit);
-    gate = fminf(gate, limit);
-  }
-  const float silu = gate / (1.0f + expf(-gate));
-  return weight * (silu * up);
-}
-
 // t = b(weight * silu(gate) * up) of 128 columns, as FP8: one warp a row.
 template <typename Multiplier>
 __device__ void WriteIntermediate(const CudaExpertParams& p, const ExpertTile& tile, int column0,
@@ -78,9 +71,8 @@ __device__ void WriteIntermediate(const CudaExpertParams& p, const ExpertTile& t
     const float* sums = out + r * Multiplier::Shared::kOutStride + lane * 4;
     float v[4];
     for (int i = 0; i < 4; ++i) {
-      const float gate = RoundBf16(ClusterSum(sums + i, split));
-      const float up = RoundBf16(ClusterSum(sums + 128 + i, split));
-      v[i] = RoundBf16(Activate(gate, up, weight, p.swiglu_limit));
+      v[i] = Intermediate(ClusterSum(sums + i, split), ClusterSum(sums + 128 + i, split), weight,
+                          p.swiglu_limit);
     }
     const float largest =
         WarpMax(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))));
@@ -186,14 +178,6 @@ void RunBoth(const CudaExpertParams& p, const Scope& scope, device::Stream& stre
   }
 }
 
-void RunTiles(const CudaExpertParams& p, int tile_rows, const Scope& scope,
-              device::Stream& stream) {
-  if (tile_rows == 8) return RunBoth<8>(p, scope, stream);
-  if (tile_rows == 16) return RunBoth<16>(p, scope, stream);
-  if (tile_rows == 32) return RunBoth<32>(p, scope, stream);
-  RunBoth<64>(p, scope, stream);
-}
-
 int CeilDiv(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
 }  // namespace
@@ -204,15 +188,30 @@ void Launch(const CudaExpertParams& p, device::Stream& stream) {
   CHECK_EQ(p.intermediate % 128, 0);
   CHECK_LE(p.hidden / 128, kMaxColBlocks);
   if (p.num_tokens <= kDirectTokens) {
-    return RunTiles(p, 8, {.num_shared_tiles = 1, .routed = true, .split = 1}, stream);
+    LaunchGateUpStream(p, 8, {.num_shared_tiles = 1, .routed = true}, stream);
+    LaunchDownStream(p, 8, {.num_shared_tiles = 1, .routed = true, .plan_is_early = true}, stream);
+    return;
   }
   // The shared expert has all tokens, a routed one few: tiles of other sizes.
   const int shared_rows = p.num_tokens <= 16 ? 16 : p.num_tokens <= 32 ? 32 : 64;
-  RunTiles(p, shared_rows,
-           {.num_shared_tiles = CeilDiv(p.num_tokens, shared_rows), .routed = false, .split = 1},
-           stream);
-  RunTiles(p, ExpertTileRows(p.num_tokens), {.num_shared_tiles = 0, .routed = true, .split = 1},
-           stream);
+  const int shared_tiles = CeilDiv(p.num_tokens, shared_rows);
+  if (shared_rows == 16) {
+    const ExpertScope shared{.num_shared_tiles = shared_tiles};
+    LaunchGateUpStream(p, 16, shared, stream);
+    LaunchDownStream(p, 16, shared, stream);
+  } else {
+    const Scope shared{.num_shared_tiles = shared_tiles, .routed = false, .split = 1};
+    shared_rows == 32 ? RunBoth<32>(p, shared, stream) : RunBoth<64>(p, shared, stream);
+  }
+  const int rows = ExpertTileRows(p.num_tokens);
+  if (rows <= kMaxStreamRows) {
+    const ExpertScope routed{.routed = true, .plan_is_early = true};
+    LaunchGateUpStream(p, rows, routed, stream);
+    LaunchDownStream(p, rows, routed, stream);
+  } else {
+    const Scope routed{.num_shared_tiles = 0, .routed = true, .split = 1};
+    rows == 32 ? RunBoth<32>(p, routed, stream) : RunBoth<64>(p, routed, stream);
+  }
 }
 
 }  // namespace fathom::kernels

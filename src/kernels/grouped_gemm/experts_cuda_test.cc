@@ -86,7 +86,8 @@ class ExpertsCudaTest : public CudaTest {
     const auto x = RandomActivations<BFloat16>(tokens * s.hidden, 1, 0.05f);
     const int64_t rows = PaddedTokensOf(tokens);
     const HostFp8Tiles x_tiles = MakeFp8Tiles(x, tokens, s.hidden, rows);
-    auto logits = RandomFloats(tokens * s.num_experts, 2);
+    const TestMatrix gate = RandomMatrix(WeightDType::kBF16, s.num_experts, s.hidden, 2);
+    std::vector<float> logits = Logits(gate, x, tokens);
     const auto bias = RandomFloats(s.num_experts, 3);
     std::vector<int32_t> token_ids(static_cast<size_t>(tokens)), tid2eid;
     for (int64_t t = 0; t < tokens; ++t)
@@ -99,7 +100,6 @@ class ExpertsCudaTest : public CudaTest {
     const auto pairs = static_cast<size_t>(tokens * s.num_chosen);
     std::vector<int32_t> ids(pairs);
     std::vector<float> weights(pairs);
-    const auto gpu_logits = Upload(logits);
     Launch(MoeRouteParams{.logits = logits.data(),
                           .num_tokens = tokens,
                           .num_experts = s.num_experts,
@@ -129,22 +129,34 @@ class ExpertsCudaTest : public CudaTest {
                             KeepAs<float>(Poisoned(pair_rows * s.hidden / 32)), pair_rows / 8};
     const auto gpu_ids = Poisoned(static_cast<int64_t>(pairs) * 4);
     const auto gpu_weights = Poisoned(static_cast<int64_t>(pairs) * 4);
-    Launch(CudaMoeRouteParams{.logits = As<float>(gpu_logits),
-                              .num_tokens = tokens,
-                              .num_experts = s.num_experts,
-                              .num_chosen = s.num_chosen,
-                              .bias = hash ? nullptr : KeepAs<float>(Upload(bias)),
-                              .tid2eid = hash ? KeepAs<int32_t>(Upload(tid2eid)) : nullptr,
-                              .token_ids = KeepAs<int32_t>(Upload(token_ids)),
-                              .token_seq = KeepAs<int32_t>(Upload(token_seq)),
-                              .scaling = 1.5f,
-                              .expert_ids = As<int32_t>(gpu_ids),
-                              .weights = As<float>(gpu_weights),
-                              .plan = plan,
-                              .hidden = s.hidden,
-                              .x = gpu_x,
-                              .gathered = gathered},
-           *gpu_stream_);
+    WeightMatrix gate_on_gpu = gate.view;
+    gate_on_gpu.data = Keep(Upload(gate.data));
+    const std::vector<uint32_t> zero{0};
+    auto* const counter = KeepAs<uint32_t>(Upload(zero));
+    Launch(
+        CudaMoeRouteParams{
+            .gate = LaunchTileWeights(
+                gate_on_gpu, TileKind::kBf16,
+                Keep(Poisoned(TiledBytes(TileKind::kBf16, s.num_experts, s.hidden))), *gpu_stream_),
+            .h = {KeepAs<__nv_bfloat16>(Upload(MakeBf16Tiles(x, tokens, s.hidden, rows))),
+                  rows / 8},
+            .scores = KeepAs<float>(Poisoned(tokens * s.num_experts * 4)),
+            .counter = counter,
+            .num_tokens = tokens,
+            .num_experts = s.num_experts,
+            .num_chosen = s.num_chosen,
+            .bias = hash ? nullptr : KeepAs<float>(Upload(bias)),
+            .tid2eid = hash ? KeepAs<int32_t>(Upload(tid2eid)) : nullptr,
+            .token_ids = KeepAs<int32_t>(Upload(token_ids)),
+            .token_seq = KeepAs<int32_t>(Upload(token_seq)),
+            .scaling = 1.5f,
+            .expert_ids = As<int32_t>(gpu_ids),
+            .weights = As<float>(gpu_weights),
+            .plan = plan,
+            .hidden = s.hidden,
+            .x = gpu_x,
+            .gathered = gathered},
+        *gpu_stream_);
     const auto y = Poisoned(pair_rows * s.hidden * 2);
     Launch(
         CudaExpertParams{
@@ -167,8 +179,25 @@ class ExpertsCudaTest : public CudaTest {
 
     EXPECT_EQ(Download<int32_t>(gpu_ids), ids);
     const auto actual_weights = Download<float>(gpu_weights);
-    for (size_t i = 0; i < pairs; ++i) EXPECT_NEAR(actual_weights[i], weights[i], 1e-6f);
+    for (size_t i = 0; i < pairs; ++i) EXPECT_NEAR(actual_weights[i], weights[i], 1e-5f);
     ExpectOutputs(s, tokens, Download<BFloat16>(y), plan.pair_of, expected);
+  }
+
+  static std::vector<float> Logits(const TestMatrix& gate, const std::vector<BFloat16>& x,
+                                   int64_t tokens) {
+    const auto rows = static_cast<size_t>(gate.view.rows),
+               cols = static_cast<size_t>(gate.view.cols);
+    std::vector<float> logits;
+    for (size_t t = 0; t < static_cast<size_t>(tokens); ++t) {
+      for (size_t e = 0; e < rows; ++e) {
+        double sum = 0;
+        for (size_t k = 0; k < cols; ++k) {
+          sum += double{gate.values[e * cols + k]} * ToFloat(x[t * cols + k]);
+        }
+        logits.push_back(static_cast<float>(sum));
+      }
+    }
+    return logits;
   }
 
   // The sum of a token's rows, as the next boundary takes it.

@@ -1,6 +1,7 @@
 #include "base/check.h"
 #include "kernels/hyper_connection/hyper_connection_cuda.h"
 #include "kernels/launch.cuh"
+#include "kernels/moe_route/moe_route_cuda.h"
 #include "kernels/quantize/quantize.cuh"
 #include "kernels/sm90.cuh"
 
@@ -11,16 +12,16 @@ constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
 constexpr int kS = kNumStreams;
 constexpr int kMaxCluster = 16;  // above 8 a kernel has to ask for it
-constexpr int kMaxTokens = 4;    // of a cluster
 
 __device__ float Sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-__device__ float4 LoadQuad(const __nv_bfloat16* p) {
-  const uint2 bits = *reinterpret_cast<const uint2*>(p);
+__device__ float4 WidenQuad(uint2 bits) {
   const auto low = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits.x));
   const auto high = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits.y));
   return {low.x, low.y, high.x, high.y};
 }
+__device__ uint2 LoadBits(const __nv_bfloat16* p) { return *reinterpret_cast<const uint2*>(p); }
+__device__ float4 LoadQuad(const __nv_bfloat16* p) { return WidenQuad(LoadBits(p)); }
 __device__ void StoreQuad(__nv_bfloat16* p, float4 v) {
   const __nv_bfloat162 low = __floats2bfloat162_rn(v.x, v.y),
                        high = __floats2bfloat162_rn(v.z, v.w);
@@ -36,20 +37,39 @@ __device__ float4 operator+(float4 a, float4 b) {
 }
 __device__ float Dot(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
 
-// Softmax over k, then Sinkhorn, of L[j][k] on lanes 4 j + k of half a warp.
-__device__ float Sinkhorn(float logit, const HyperConnectionConstants& constants) {
-  const auto over = [](float x, int stride) {
-    x += __shfl_xor_sync(0xffffffffu, x, stride);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2 * stride);
+// 1 / x of a positive normal number, to its last bit or one beside it; IEEE division takes a call.
+__device__ float Reciprocal(float x) {
+  float r;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r * (2.0f - x * r);
+}
+
+__device__ float InverseSqrt(float x) {
+  float r;
+  asm("rsqrt.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r * (1.5f - 0.5f * x * r * r);
+}
+
+// Softmax over k, then Sinkhorn, of the logits L[j][k]; row j on lane j of every four.
+__device__ float4 Sinkhorn(float4 c, const HyperConnectionConstants& constants) {
+  const float eps = constants.hc_eps;
+  const auto scale_row = [&c](float scale) { c = scale * c; };
+  const auto over_rows = [](float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
   };
-  float max = fmaxf(logit, __shfl_xor_sync(0xffffffffu, logit, 1));
-  max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
-  float c = expf(logit - max);
-  c = c / over(c, 1) + constants.hc_eps;
-  c = c / (over(c, 4) + constants.hc_eps);
+  const auto scale_columns = [&] {
+    c = {c.x * Reciprocal(over_rows(c.x) + eps), c.y * Reciprocal(over_rows(c.y) + eps),
+         c.z * Reciprocal(over_rows(c.z) + eps), c.w * Reciprocal(over_rows(c.w) + eps)};
+  };
+  const float max = fmaxf(fmaxf(c.x, c.y), fmaxf(c.z, c.w));
+  c = {expf(c.x - max), expf(c.y - max), expf(c.z - max), expf(c.w - max)};
+  scale_row(Reciprocal((c.x + c.y) + (c.z + c.w)));
+  c = {c.x + eps, c.y + eps, c.z + eps, c.w + eps};
+  scale_columns();
   for (int i = 1; i < constants.sinkhorn_iters; ++i) {
-    c = c / (over(c, 1) + constants.hc_eps);
-    c = c / (over(c, 4) + constants.hc_eps);
+    scale_row(Reciprocal((c.x + c.y) + (c.z + c.w) + eps));
+    scale_columns();
   }
   return c;
 }
@@ -60,18 +80,20 @@ class Boundary {
   static constexpr int kMixes = kHead ? kS : kNumMixes;
   static constexpr int kMixesPerWarp = kHead ? 1 : 3;
   static constexpr int kParts = kWarps / (kMixes / kMixesPerWarp);  // of the columns
-  static constexpr int kPrefetched = 4;                             // all, for 256 columns a block
 
   struct Shared {
-    float comb[kTokens][kS * kS];
+    alignas(16) float comb[kTokens][kS * kS];
     float post[kTokens][kS];
     float warp_sums[kTokens][kParts][kMixes + 1];
-    float block_sums[kTokens][kMixes + 1];  // read by the cluster; the last is the sum of squares
+    // Every block's part, written by that block; the last of the sums is that of squares.
+    float sums[kMaxCluster][kTokens][kMixes + 1];
+    float squares[kMaxCluster][kTokens];
     float mixes[kTokens][kMixes + 1];
     float pre[kTokens][kS];
     float task_squares[64];
-    float block_squares[kTokens];  // read by the cluster
     float inverse_rms[kTokens];
+    int rows[kTokens][kMaxChosen];  // of the experts' outputs
+    uint64_t mixers_full;
   };
 
   __device__ Boundary(const CudaHyperConnectionParams& params, int cluster, Shared& shared,
@@ -85,11 +107,21 @@ class Boundary {
         column0_(rank_ * slice_),
         s_(shared),
         x_(dynamic),
-        y_(dynamic + kTokens * kS * slice_) {}
+        y_(x_ + kTokens * kS * slice_),
+        mixers_(y_ + kTokens * slice_) {}
+
+  static size_t DynamicBytes(int64_t slice) {
+    return static_cast<size_t>((kTokens * (kS + 1) + kMixes * kS) * slice) * sizeof(float);
+  }
 
   __device__ void Run() {
-    PrefetchMixes();
-    if (p_.output.y != nullptr) MakeComb();
+    if (cluster_ > 1) ClusterArrive();
+    if (warp() == 0) FetchMixers();
+    norm_ = LoadBits(p_.norm_weight + column0_ + warp() % (slice_ / 128) * 128 + lane() * 4);
+    if (p_.output.y != nullptr) {
+      PrefetchStreams();
+      if (warp() == 1) MakeComb();
+    }
     WaitForPredecessor();
     AllowSuccessor();
     __syncthreads();
@@ -98,7 +130,6 @@ class Boundary {
     Mix();
     Gates();
     Input();
-    if (cluster_ > 1) ClusterSync();  // sums are read until here
   }
 
  private:
@@ -114,31 +145,48 @@ class Boundary {
       __syncthreads();
     }
   }
-  __device__ float OverCluster(const float* p) const {
-    if (cluster_ == 1) return *p;
-    float sum = LoadFromBlock(p, 0);
-    for (int r = 1; r < cluster_; ++r) sum += LoadFromBlock(p, static_cast<uint32_t>(r));
-    return sum;
+  // To `place` in the shared memory of the cluster's block `rank`.
+  __device__ void Send(float value, float* place, int rank) const {
+    if (cluster_ > 1) {
+      StoreToBlock(place, static_cast<uint32_t>(rank), value);
+    } else {
+      *place = value;
+    }
   }
 
-  // One warp a token.
+  // One warp: four lanes a token.
   __device__ void MakeComb() {
-    if (warp() >= count_) return;
-    const int64_t t = Token(warp());
-    const float logit = p_.before.comb_logits[t * kS * kS + lane() % 16];
-    const float c = Sinkhorn(logit, p_.constants);
-    if (lane() < 16) s_.comb[warp()][lane()] = c;
-    if (lane() < kS) s_.post[warp()][lane()] = p_.before.post[t * kS + lane()];
+    const int token = min(lane() / kS, count_ - 1), j = lane() % kS;
+    const int64_t t = Token(token);
+    const float post = p_.before.post[t * kS + j];
+    const float4 row = *reinterpret_cast<const float4*>(p_.before.comb_logits + (t * kS + j) * kS);
+    *reinterpret_cast<float4*>(&s_.comb[token][j * kS]) = Sinkhorn(row, p_.constants);
+    s_.post[token][j] = post;
   }
 
-  __device__ float4 Output(int64_t t, int64_t column) const {
+  // What was written before the predecessor began: the streams of this thread's first columns,
+  // and where the experts' outputs will be.
+  __device__ void PrefetchStreams() {
+    const int quads = slice_ / 4, n = p_.output.num_chosen;
+    if (thread() < count_ * quads) {
+      for (int j = 0; j < kS; ++j)
+        streams_[j] = LoadBits(Streams(thread() / quads, j) + thread() % quads * 4);
+    }
+    if (p_.output.pair_of == nullptr || thread() >= count_ * n) return;
+    s_.rows[thread() / n][thread() % n] = p_.output.pair_of[Token(thread() / n) * n + thread() % n];
+  }
+  __device__ __nv_bfloat16* Streams(int token, int stream) const {
+    return p_.streams + (Token(token) * kS + stream) * p_.hidden + column0_;
+  }
+
+  __device__ float4 Output(int token, int64_t column) const {
     const SublayerOutput& o = p_.output;
-    const float4 own = LoadQuad(o.y + t * p_.hidden + column);
+    const float4 own = LoadQuad(o.y + Token(token) * p_.hidden + column);
     if (o.pair_of == nullptr) return own;
     float4 sum{};
+#pragma unroll 8
     for (int i = 0; i < o.num_chosen; ++i) {
-      const int64_t row = o.pair_of[t * o.num_chosen + i];
-      sum = sum + LoadQuad(o.y + row * p_.hidden + column);
+      sum = sum + LoadQuad(o.y + s_.rows[token][i] * p_.hidden + column);
     }
     return RoundQuad(sum + own);
   }
@@ -148,54 +196,55 @@ class Boundary {
     const int quads = slice_ / 4;
     for (int i = thread(); i < count_ * quads; i += kThreads) {
       const int token = i / quads, column = i % quads * 4;
-      const int64_t t = Token(token);
-      __nv_bfloat16* streams = p_.streams + t * kS * p_.hidden + column0_ + column;
+      const bool fetched = i == thread() && p_.output.y != nullptr;
       float4 in[kS];
-      for (int j = 0; j < kS; ++j) in[j] = LoadQuad(streams + j * p_.hidden);
+      for (int j = 0; j < kS; ++j) {
+        in[j] = WidenQuad(fetched ? streams_[j] : LoadBits(Streams(token, j) + column));
+      }
       if (p_.output.y == nullptr) {
         for (int k = 0; k < kS; ++k) *reinterpret_cast<float4*>(X(token, k) + column) = in[k];
         continue;
       }
-      const float4 y = Output(t, column0_ + column);
+      const float4 y = Output(token, column0_ + column);
       const float* comb = s_.comb[token];
       for (int k = 0; k < kS; ++k) {
         float4 mixed = comb[k] * in[0];
         for (int j = 1; j < kS; ++j) mixed = mixed + comb[j * kS + k] * in[j];
         const float4 out = RoundQuad(s_.post[token][k] * y + mixed);
-        StoreQuad(streams + k * p_.hidden, out);
+        StoreQuad(Streams(token, k) + column, out);
         *reinterpret_cast<float4*>(X(token, k) + column) = out;
       }
     }
   }
 
   __device__ int first_mix() const { return warp() / kParts * kMixesPerWarp; }
-  // The place of this thread's i-th four columns: u counts them over the streams.
-  __device__ int Quad(int i) const { return warp() % kParts * 32 + lane() + i * kParts * 32; }
 
-  __device__ void LoadMixes(int u, float4 (&w)[kMixesPerWarp]) const {
-    const int quads = slice_ / 4;
-    const float* fn = p_.fn + u / quads * p_.hidden + column0_ + u % quads * 4;
+  // The mixers are weights: they are on their way before the predecessor has ended.
+  __device__ void FetchMixers() {
+    const auto bytes = static_cast<uint32_t>(slice_ * sizeof(float));
+    if (lane() == 0) {
+      BarrierInit(&s_.mixers_full, 1);
+      BarrierInitFence();
+      BarrierExpectBytes(&s_.mixers_full, kMixes * kS * bytes);
+    }
+    __syncwarp();
+    for (int i = lane(); i < kMixes * kS; i += 32) {
+      BulkCopy(mixers_ + i * slice_, p_.fn + i * p_.hidden + column0_, bytes, &s_.mixers_full);
+    }
+  }
+
+  // Four columns of a stream: u counts them over the streams.
+  __device__ void AddProducts(int u, float (&sums)[kTokens][kMixesPerWarp + 1]) const {
+    const int quads = slice_ / 4, at = u / quads * slice_ + u % quads * 4;
+    float4 w[kMixesPerWarp];
 #pragma unroll
     for (int m = 0; m < kMixesPerWarp; ++m) {
-      w[m] = __ldg(reinterpret_cast<const float4*>(fn + (first_mix() + m) * kS * p_.hidden));
+      w[m] = *reinterpret_cast<const float4*>(mixers_ + (first_mix() + m) * kS * slice_ + at);
     }
-  }
-
-  // The mixers are weights: the first of them are in registers before the predecessor has ended.
-  __device__ void PrefetchMixes() {
-#pragma unroll
-    for (int i = 0; i < kPrefetched; ++i) {
-      if (Quad(i) < kS * slice_ / 4) LoadMixes(Quad(i), prefetched_[i]);
-    }
-  }
-
-  __device__ void AddProducts(int u, const float4 (&w)[kMixesPerWarp],
-                              float (&sums)[kTokens][kMixesPerWarp + 1]) const {
-    const int quads = slice_ / 4;
 #pragma unroll
     for (int token = 0; token < kTokens; ++token) {
       if (token >= count_) break;
-      const float4 x = *reinterpret_cast<const float4*>(X(token, u / quads) + u % quads * 4);
+      const float4 x = *reinterpret_cast<const float4*>(X(token, 0) + at);
 #pragma unroll
       for (int m = 0; m < kMixesPerWarp; ++m) sums[token][m] += Dot(w[m], x);
       sums[token][kMixesPerWarp] += Dot(x, x);
@@ -206,15 +255,9 @@ class Boundary {
   __device__ void Mix() {
     const int part = warp() % kParts, first_mix = this->first_mix(), end = kS * slice_ / 4;
     float sums[kTokens][kMixesPerWarp + 1] = {};
-#pragma unroll
-    for (int i = 0; i < kPrefetched; ++i) {
-      if (Quad(i) < end) AddProducts(Quad(i), prefetched_[i], sums);
-    }
-    for (int i = kPrefetched; Quad(i) < end; ++i) {
-      float4 w[kMixesPerWarp];
-      LoadMixes(Quad(i), w);
-      AddProducts(Quad(i), w, sums);
-    }
+    BarrierWait(&s_.mixers_full, 0);
+#pragma unroll 4
+    for (int u = part * 32 + lane(); u < end; u += kParts * 32) AddProducts(u, sums);
     for (int token = 0; token < kTokens; ++token) {
       for (int m = 0; m <= kMixesPerWarp; ++m) {
         const float sum = WarpSum(sums[token][m]);
@@ -224,14 +267,21 @@ class Boundary {
       }
     }
     __syncthreads();
-    const int token = thread() / (kMixes + 1), mix = thread() % (kMixes + 1);
-    if (token < kTokens) {
+    if (cluster_ > 1) ClusterWait();  // every block has started
+    constexpr int kSums = kTokens * (kMixes + 1);
+    for (int i = thread(); i < kSums * cluster_; i += kThreads) {
+      const int token = i % kSums / (kMixes + 1), mix = i % (kMixes + 1);
       float sum = 0;
-      for (int i = 0; i < kParts; ++i) sum += s_.warp_sums[token][i][mix];
-      s_.block_sums[token][mix] = sum;
+      for (int k = 0; k < kParts; ++k) sum += s_.warp_sums[token][k][mix];
+      Send(sum, &s_.sums[rank_][token][mix], i / kSums);
     }
     SyncCluster();
-    if (token < kTokens) s_.mixes[token][mix] = OverCluster(&s_.block_sums[token][mix]);
+    if (thread() < kSums) {
+      const int token = thread() / (kMixes + 1), mix = thread() % (kMixes + 1);
+      float sum = s_.sums[0][token][mix];
+      for (int r = 1; r < cluster_; ++r) sum += s_.sums[r][token][mix];
+      s_.mixes[token][mix] = sum;
+    }
     __syncthreads();
   }
 
@@ -240,7 +290,7 @@ class Boundary {
     const int token = thread() / kMixes, i = thread() % kMixes;
     if (token < count_) {
       const float mean = s_.mixes[token][kMixes] / static_cast<float>(kS * p_.hidden);
-      const float inverse_rms = 1.0f / sqrtf(mean + p_.constants.norm_eps);
+      const float inverse_rms = InverseSqrt(mean + p_.constants.norm_eps);
       const int part = i < kS ? 0 : i < 2 * kS ? 1 : 2;
       const float mix = s_.mixes[token][i] * inverse_rms * p_.scale[part] + p_.base[i];
       if (i < kS) s_.pre[token][i] = Sigmoid(mix) + p_.constants.hc_eps;
@@ -271,26 +321,31 @@ class Boundary {
       if (lane() == 0) s_.task_squares[task] = squares;
     }
     __syncthreads();
-    if (thread() < count_) {
+    if (thread() < count_ * cluster_) {
+      const int token = thread() / cluster_;
       float sum = 0;
-      for (int i = 0; i < blocks; ++i) sum += s_.task_squares[thread() * blocks + i];
-      s_.block_squares[thread()] = sum;
+      for (int i = 0; i < blocks; ++i) sum += s_.task_squares[token * blocks + i];
+      Send(sum, &s_.squares[rank_][token], thread() % cluster_);
     }
     SyncCluster();
     if (thread() < count_) {
-      const float mean = OverCluster(&s_.block_squares[thread()]) / static_cast<float>(p_.hidden);
-      s_.inverse_rms[thread()] = 1.0f / sqrtf(mean + p_.constants.norm_eps);
+      float sum = 0;
+      for (int r = 0; r < cluster_; ++r) sum += s_.squares[r][thread()];
+      const float mean = sum / static_cast<float>(p_.hidden);
+      s_.inverse_rms[thread()] = InverseSqrt(mean + p_.constants.norm_eps);
     }
     __syncthreads();
     for (int task = warp(); task < count_ * blocks; task += kWarps) {
-      Normalize(task / blocks, task % blocks * 128 + lane() * 4);
+      const int column = task % blocks * 128 + lane() * 4;
+      const bool fetched = task == warp();
+      Normalize(task / blocks, column,
+                WidenQuad(fetched ? norm_ : LoadBits(p_.norm_weight + column0_ + column)));
     }
   }
 
-  __device__ void Normalize(int token, int column) {
+  __device__ void Normalize(int token, int column, float4 weight) {
     const int64_t t = first_ + token, k = column0_ + column;
     const float4 y = *reinterpret_cast<const float4*>(y_ + token * slice_ + column);
-    const float4 weight = LoadQuad(p_.norm_weight + k);
     const float4 scaled = s_.inverse_rms[token] * y;
     const float4 h = RoundQuad(
         {scaled.x * weight.x, scaled.y * weight.y, scaled.z * weight.z, scaled.w * weight.w});
@@ -314,33 +369,47 @@ class Boundary {
   const int64_t first_;
   const int count_, slice_, column0_;
   Shared& s_;
-  float* x_;  // [kTokens][4][slice], the new streams
-  float* y_;  // [kTokens][slice]
-  float4 prefetched_[kPrefetched][kMixesPerWarp];
+  float* x_;       // [kTokens][4][slice], the new streams
+  float* y_;       // [kTokens][slice]
+  float* mixers_;  // [kMixes][4][slice]
+  uint2 streams_[kS];
+  uint2 norm_;
 };
 
+// Half of the registers and of the shared memory: a block gets ready beside the product before.
 template <int kTokens, bool kHead>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     BoundaryKernel(const __grid_constant__ CudaHyperConnectionParams params, int cluster) {
   extern __shared__ float4 dynamic[];
   __shared__ typename Boundary<kTokens, kHead>::Shared shared;
   Boundary<kTokens, kHead>(params, cluster, shared, reinterpret_cast<float*>(dynamic)).Run();
 }
 
+int ClusterOf(int64_t hidden) {
+  int cluster = kMaxCluster;
+  while (hidden / 128 % cluster != 0) --cluster;
+  return cluster;
+}
+
 template <int kTokens, bool kHead>
 void Run(const CudaHyperConnectionParams& params, device::Stream& stream) {
-  const auto blocks = static_cast<int>(params.hidden / 128);
-  int cluster = kMaxCluster;
-  while (blocks % cluster != 0) cluster /= 2;
+  const int cluster = ClusterOf(params.hidden);
   CHECK_EQ(cudaFuncSetAttribute(BoundaryKernel<kTokens, kHead>,
                                 cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
            cudaSuccess);
-  CHECK_LE(kTokens * blocks / cluster, 64);
-  const size_t floats = static_cast<size_t>(kTokens * (kS + 1) * params.hidden / cluster);
+  CHECK_LE(kTokens * params.hidden / 128 / cluster, 64);
   const auto clusters = static_cast<unsigned>((params.num_tokens + kTokens - 1) / kTokens);
   LaunchClusters(BoundaryKernel<kTokens, kHead>, clusters * static_cast<unsigned>(cluster),
-                 static_cast<unsigned>(cluster), kThreads, floats * sizeof(float), stream, params,
+                 static_cast<unsigned>(cluster), kThreads,
+                 Boundary<kTokens, kHead>::DynamicBytes(params.hidden / cluster), stream, params,
                  cluster);
+}
+
+template <bool kHead>
+void RunTokens(const CudaHyperConnectionParams& params, device::Stream& stream) {
+  if (params.num_tokens <= 16) return Run<1, kHead>(params, stream);
+  const int64_t slice = params.hidden / ClusterOf(params.hidden);
+  slice <= 256 ? Run<4, kHead>(params, stream) : Run<2, kHead>(params, stream);
 }
 
 }  // namespace
@@ -348,11 +417,7 @@ void Run(const CudaHyperConnectionParams& params, device::Stream& stream) {
 void Launch(const CudaHyperConnectionParams& params, device::Stream& stream) {
   if (params.num_tokens == 0) return;
   CHECK_EQ(params.hidden % 128, 0);
-  const bool few = params.num_tokens <= 16;
-  if (params.rows != nullptr) {
-    return few ? Run<1, true>(params, stream) : Run<kMaxTokens, true>(params, stream);
-  }
-  few ? Run<1, false>(params, stream) : Run<kMaxTokens, false>(params, stream);
+  params.rows != nullptr ? RunTokens<true>(params, stream) : RunTokens<false>(params, stream);
 }
 
 }  // namespace fathom::kernels

@@ -1,11 +1,13 @@
-// Routing on a GPU: moe_route.h, then the plan of the expert products (expert_plan.h): which rows
-// each expert computes, and for more than kDirectTokens tokens their activations gathered by
-// expert. Padding tokens (token_seq -1) are routed nowhere.
+// Routing on a GPU: the gate's product, moe_route.h, then the plan of the expert products
+// (expert_plan.h): which rows each expert computes, and for more than kDirectTokens tokens their
+// activations gathered by expert. Up to kDirectTokens tokens that is one launch. Padding tokens
+// (token_seq -1) are routed nowhere.
 #pragma once
 
 #include <cstdint>
 
 #include "device/device.h"
+#include "kernels/gemm/weight_tiles.h"
 #include "kernels/grouped_gemm/expert_plan.h"
 #include "kernels/tiles.cuh"
 
@@ -15,7 +17,11 @@ inline constexpr int kMaxExperts = 512;
 inline constexpr int kMaxChosen = 16;
 
 struct CudaMoeRouteParams {
-  const float* logits = nullptr;  // [num_tokens, num_experts]
+  TiledMatrix gate;         // kBf16 [num_experts, hidden]
+  Bf16Tiles h = {};         // [num_tokens, hidden]
+  float* scores = nullptr;  // [num_tokens, num_experts], scratch
+  // Zero before and after; another stream's launches need another one.
+  uint32_t* counter = nullptr;
   int64_t num_tokens = 0;
   int num_experts = 0;
   int num_chosen = 0;

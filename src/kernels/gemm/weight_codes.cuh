@@ -1,0 +1,30 @@
+// Weights' codes as values that the tensor cores take, in registers. Device code only.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+namespace fathom::kernels {
+
+// Two FP8 codes of `word` (bytes 2 * kHalf, + 1) times a scale, as BF16; WideScale(scale) is what
+// it takes: a code's bits stand for value * 2^-120 as BF16 bits.
+__device__ inline __nv_bfloat162 WideScale(float scale) {
+  return __float2bfloat162_rn(scale * 0x1p60f * 0x1p60f);
+}
+template <int kHalf>
+__device__ inline uint32_t WidenFp8(uint32_t word, __nv_bfloat162 scale) {
+  const uint32_t high = __byte_perm(word, 0, kHalf == 0 ? 0x1404 : 0x3424);  // code << 8
+  const uint32_t bits = ((high >> 4) & 0x07f007f0u) | (high & 0x80008000u);
+  const __nv_bfloat162 value = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&bits), scale);
+  return *reinterpret_cast<const uint32_t*>(&value);
+}
+
+// Eight FP4 codes of a kFp4 tile to two registers of e4m3 codes.
+__device__ inline void ExpandFp4(uint32_t word, uint32_t& first, uint32_t& second) {
+  const uint32_t magnitudes = word & 0x77777777u;
+  first = __byte_perm(0x3c383000u, 0x4c484440u, magnitudes) | (word & 0x80808080u);
+  second = __byte_perm(0x3c383000u, 0x4c484440u, magnitudes >> 16) | ((word << 4) & 0x80808080u);
+}
+
+}  // namespace fathom::kernels
