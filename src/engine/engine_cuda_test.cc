@@ -2,6 +2,8 @@
 // a step is planned while the one before runs, and sampled tokens stay on the device, or not.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "checkpoint/checkpoint.h"
 #include "engine/make_engine.h"
 #include "engine/testing.h"
@@ -10,6 +12,28 @@
 
 namespace fathom::engine {
 namespace {
+
+// The model, until it is given blocks that do not exist.
+class FaultyModel final : public model::DeepSeekV4 {
+ public:
+  FaultyModel(model::DeepSeekV4& model, int num_good_steps)
+      : model_(model), num_good_steps_(num_good_steps) {}
+
+  void Forward(const model::ForwardBatch& batch, const model::KvCacheView& kv, float* logits,
+               device::Stream& stream, model::ChoiceRecorder* recorder) override {
+    model::ForwardBatch given = batch;
+    if (num_good_steps_-- <= 0) {
+      blocks_.assign(batch.block_tables.size(), 1 << 24);
+      given.block_tables = blocks_;
+    }
+    model_.Forward(given, kv, logits, stream, recorder);
+  }
+
+ private:
+  model::DeepSeekV4& model_;
+  int num_good_steps_;
+  std::vector<int32_t> blocks_;
+};
 
 class EngineCudaTest : public testing::Test {
  protected:
@@ -26,7 +50,8 @@ class EngineCudaTest : public testing::Test {
     model_ = std::move(*model);
   }
 
-  void Start(bool async) {
+  void Start(bool async) { Start(async, *model_); }
+  void Start(bool async, model::DeepSeekV4& served) {
     engine_.reset();
     metrics_ = std::make_unique<MetricsRegistry>();
     const auto layout =
@@ -40,7 +65,7 @@ class EngineCudaTest : public testing::Test {
                           .limits = limits_,
                           .kv_cache_bytes = int64_t{256} << 20};
     options.async_scheduling = async;
-    auto engine = MakeEngine(options, layout, *model_, *gpu_, *metrics_, clock_);
+    auto engine = MakeEngine(options, layout, served, *gpu_, *metrics_, clock_);
     ASSERT_TRUE(engine.ok()) << engine.status().message();
     engine_ = std::move(*engine);
   }
@@ -56,6 +81,25 @@ class EngineCudaTest : public testing::Test {
     auto sink = std::make_shared<CollectingSink>();
     EXPECT_TRUE(engine_->Submit(std::move(request), sink).ok());
     return sink;
+  }
+
+  // Ends the process: 0 when everything went as it must.
+  void BreakTheGpu(bool async) {
+    FaultyModel faulty(*model_, 6);
+    Start(async, faulty);
+    std::vector<std::shared_ptr<CollectingSink>> sinks;
+    for (const int length : {50, 300}) sinks.push_back(Submit(length, Params()[0]));
+    for (const auto& sink : sinks) {
+      const request::TokenEvent last = sink->Wait();
+      if (last.finish_reason != request::FinishReason::kError) std::_Exit(1);
+      if (last.error.code() != StatusCode::kDevice) std::_Exit(2);
+      if (last.error.message().find("a step of ") == std::string::npos) std::_Exit(3);
+    }
+    if (engine_->Stats().healthy || engine_->Stats().error.ok()) std::_Exit(4);
+    engine_.reset();
+    model_.reset();
+    gpu_.reset();
+    std::_Exit(0);
   }
 
   static std::vector<request::SamplingParams> Params() {
@@ -124,6 +168,13 @@ TEST_F(EngineCudaTest, ManyRequestsComeAndGo) {
   }
   engine_->Drain(std::chrono::seconds(5));
   EXPECT_EQ(engine_->Stats().kv_cache_usage, 0);
+}
+
+TEST_F(EngineCudaTest, AGpuThatBreaksEndsEveryRequestAndTheEngineSaysSo) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  for (const bool async : {false, true}) {
+    EXPECT_EXIT(BreakTheGpu(async), testing::ExitedWithCode(0), "the engine stops: a step of ");
+  }
 }
 
 }  // namespace
