@@ -86,6 +86,9 @@ ModelRunner::ModelRunner(const ModelRunnerOptions& options, model::DeepSeekV4& m
       masks_(options.vocab_size, NumMaskThreads()),
       disk_(std::move(disk)) {}
 
+// Nothing that the device still uses may be freed; an error has been reported, or will be.
+ModelRunner::~ModelRunner() { (void)stream_->Synchronize(); }
+
 Result<request::StepResult> ModelRunner::Run(const request::ScheduledBatch& batch) {
   RETURN_IF_ERROR(Launch(batch));
   return Collect();

@@ -42,6 +42,8 @@ class ModelRunner {
       const ModelRunnerOptions& options, model::DeepSeekV4& model, KvCache kv_cache,
       device::Device& device, std::unique_ptr<kv_store::DiskStore> disk = nullptr);
 
+  ~ModelRunner();  // waits for what was launched
+
   // Steps that may be launched and not collected.
   static constexpr int kMaxInFlight = DeviceSampler::kNumPlaces;
 
