@@ -28,7 +28,7 @@ const std::multimap<std::string_view, std::string_view>& ProductsOfOperators() {
       {"attention", "attention, ratio 128"},
       {"grouped output product", "wo_a"},
       {"output product", "wo_b"},
-      {"router gate", "router gate"},
+      {"routing", "router gate"},
       {"experts", "routed experts"},
       {"experts", "shared expert"},
       {"head", "head"}};
