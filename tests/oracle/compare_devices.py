@@ -17,7 +17,8 @@ of those an FP8 code, and now and then a choice (docs/numerics.md, "What another
 At real widths the noise fills a layer's FP8 activations within that layer, whatever its first cause. So
 the limits hold where they can, and the difference of the GPU to itself, run in other chunks, says what
 noise is: a rounding point that is missed or a wrong entry puts the CPU farther from the GPU than the
-GPU is from itself. Judged is the median; allowed is twice the noise.
+GPU is from itself. Judged is the 90th percentile (in a small model the GPU takes some sums in the same
+order whatever the chunk, so its median is of tokens that no flip reached); allowed is twice the noise.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ def report(label: str, kind: str, d: np.ndarray, noise: np.ndarray) -> bool:
     def within(limit: float) -> float:
         return 100 * float((d <= limit).mean())
     limit = {"replay": HEAD_LIMIT, "forced": FORCED_LIMIT, "free": FREE_LIMIT}[kind]
-    value = d.max() if kind == "replay" else np.median(d)
-    fine = value <= max(limit, NOISE_FACTOR * np.median(noise))
+    value = d.max() if kind == "replay" else np.quantile(d, 0.9)
+    fine = value <= max(limit, NOISE_FACTOR * np.quantile(noise, 0.9))
     print(f"  {label:26s} {kind:6s} median {np.median(d):.5f} (noise {np.median(noise):.5f})  p90 "
           f"{np.quantile(d, .9):.5f} ({np.quantile(noise, .9):.5f})  p99 {np.quantile(d, .99):.5f} "
           f"({np.quantile(noise, .99):.5f})  within 0.03 {within(.03):.1f}%, 0.05 {within(.05):.1f}%  "
@@ -114,12 +115,13 @@ def report(label: str, kind: str, d: np.ndarray, noise: np.ndarray) -> bool:
 def report_streams(label: str, by_layer: dict[int, np.ndarray], noise: dict[int, np.ndarray]) -> bool:
     good = True
     for layer, d in by_layer.items():
-        fine = np.median(d) <= max(STREAMS_LIMIT, NOISE_FACTOR * np.median(noise[layer]))
+        other = noise[layer]
+        fine = np.quantile(d, .9) <= max(STREAMS_LIMIT, NOISE_FACTOR * np.quantile(other, .9))
         good &= bool(fine)
-        print(f"  {label:26s} replay layer {layer}: streams p20 {np.quantile(d, .2):.1e} "
-              f"({np.quantile(noise[layer], .2):.1e})  median {np.median(d):.1e} "
-              f"({np.median(noise[layer]):.1e})  p99 {np.quantile(d, .99):.1e} "
-              f"({np.quantile(noise[layer], .99):.1e})  {'ok' if fine else 'OVER'}", flush=True)
+        print(f"  {label:26s} replay layer {layer}: streams median {np.median(d):.1e} "
+              f"({np.median(other):.1e})  p90 {np.quantile(d, .9):.1e} ({np.quantile(other, .9):.1e})  "
+              f"p99 {np.quantile(d, .99):.1e} ({np.quantile(other, .99):.1e})  "
+              f"{'ok' if fine else 'OVER'}", flush=True)
     return good
 
 
