@@ -110,54 +110,74 @@ __device__ __forceinline__ void MultiplyWide(const std::byte* weights, const std
   ReadyRegisters(d);
 }
 
+// FP4 weights: two groups of 32 columns of a block, as a thread of the warpgroup has them.
+template <int kN>
+class Fp4Half {
+ public:
+  // Expands the codes and issues a product for each group.
+  __device__ __forceinline__ void Start(const std::byte* weights, const std::byte* x, int half) {
+    const int thread = ThreadOfGroup();
+    const uint4 chunk = reinterpret_cast<const uint4*>(weights)[thread + half * 128];
+    const auto* scales =
+        reinterpret_cast<const uint32_t*>(weights + 4096) + thread / 32 * 16 + thread % 32 / 4;
+    low_ = scales[0] >> (16 * half), high_ = scales[8] >> (16 * half);
+    ExpandFp4(chunk.x, a_[0][0], a_[0][2]);
+    ExpandFp4(chunk.y, a_[0][1], a_[0][3]);
+    ExpandFp4(chunk.z, a_[1][0], a_[1][2]);
+    ExpandFp4(chunk.w, a_[1][1], a_[1][3]);
+    const uint64_t b = SmemDescriptor(SharedAddress(x)) + 4 * half;
+    WgmmaFence();
+    Wgmma<WgmmaType::kE4m3, kN>::FromRegisters(products_[0], a_[0], b, 0);
+    Wgmma<WgmmaType::kE4m3, kN>::FromRegisters(products_[1], a_[1], b + 2, 0);
+    WgmmaCommit();
+  }
+  // Once they are complete: sums += the products, scaled.
+  __device__ __forceinline__ void Finish(float (&sums)[kN / 2]) {
+    ReadyRegisters(products_[0]);
+    ReadyRegisters(products_[1]);
+    const float low[2] = {First(low_), Second(low_)}, high[2] = {First(high_), Second(high_)};
+#pragma unroll
+    for (int i = 0; i < kN / 2; ++i) {
+      const float (&s)[2] = i % 4 < 2 ? low : high;
+      sums[i] += s[0] * products_[0][i] + s[1] * products_[1][i];
+    }
+  }
+
+ private:
+  // 2^(byte - 127) of the two low bytes; 2^-127 counts as 0.
+  __device__ static float First(uint32_t bytes) {
+    return __uint_as_float(bytes << 23 & 0x7f800000u);
+  }
+  __device__ static float Second(uint32_t bytes) {
+    return __uint_as_float(bytes << 15 & 0x7f800000u);
+  }
+
+  uint32_t a_[2][4];
+  uint32_t low_, high_;  // scales of rows g and g + 8
+  float products_[2][kN / 2];
+};
+
 // FP4 weights times FP8 activations, one column block: a product for each group of 32 columns,
-// scaled afterwards. x_scales [kN].
+// scaled afterwards. The second half is expanded while the first is multiplied. x_scales [kN].
 template <int kN>
 __device__ __forceinline__ void MultiplyFp4(const std::byte* weights, const std::byte* x,
                                             const float* x_scales, float (&d)[kN / 2]) {
-  const int thread = ThreadOfGroup();
-  const auto* row_scales =
-      reinterpret_cast<const uint32_t*>(weights + 4096) + thread / 32 * 16 + thread % 32 / 4;
-  uint32_t a[4][4];
-#pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    const uint4 chunk = reinterpret_cast<const uint4*>(weights)[thread + c * 128];
-    ExpandFp4(chunk.x, a[2 * c][0], a[2 * c][2]);
-    ExpandFp4(chunk.y, a[2 * c][1], a[2 * c][3]);
-    ExpandFp4(chunk.z, a[2 * c + 1][0], a[2 * c + 1][2]);
-    ExpandFp4(chunk.w, a[2 * c + 1][1], a[2 * c + 1][3]);
-  }
-  const uint64_t b = SmemDescriptor(SharedAddress(x));
-  float product[4][kN / 2];
-  WgmmaFence();
-#pragma unroll
-  for (int q = 0; q < 4; ++q) {
-    Wgmma<WgmmaType::kE4m3, kN>::FromRegisters(product[q], a[q], b + 2 * q, 0);
-  }
-  WgmmaCommit();
-  const uint32_t low_bytes = row_scales[0], high_bytes = row_scales[8];
-  float low[4], high[4];  // 2^(byte q - 127); 2^-127 counts as 0
-#pragma unroll
-  for (int q = 0; q < 4; ++q) {
-    low[q] = __uint_as_float((q < 3 ? low_bytes << (23 - 8 * q) : low_bytes >> 1) & 0x7f800000u);
-    high[q] = __uint_as_float((q < 3 ? high_bytes << (23 - 8 * q) : high_bytes >> 1) & 0x7f800000u);
-  }
+  Fp4Half<kN> first, second;
+  first.Start(weights, x, 0);
+  second.Start(weights, x, 1);
+  float sums[kN / 2] = {};
+  WgmmaWait<1>();
+  first.Finish(sums);
   WgmmaWait<0>();
-#pragma unroll
-  for (auto& p : product) ReadyRegisters(p);
-  const float* scales = x_scales + thread % 4 * 2;
+  second.Finish(sums);
+  const float* scales = x_scales + ThreadOfGroup() % 4 * 2;
 #pragma unroll
   for (int j = 0; j < kN / 8; ++j) {
-    const float2 x_scale = *reinterpret_cast<const float2*>(scales + j * 8);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float (&s)[4] = i < 2 ? low : high;
-      const int at = 4 * j + i;
-      float sum = s[0] * product[0][at];
-#pragma unroll
-      for (int q = 1; q < 4; ++q) sum += s[q] * product[q][at];
-      d[at] += (i % 2 == 0 ? x_scale.x : x_scale.y) * sum;
-    }
+    const float2 s = *reinterpret_cast<const float2*>(scales + j * 8);
+    d[4 * j] += s.x * sums[4 * j];
+    d[4 * j + 1] += s.y * sums[4 * j + 1];
+    d[4 * j + 2] += s.x * sums[4 * j + 2];
+    d[4 * j + 3] += s.y * sums[4 * j + 3];
   }
 }
 

@@ -86,7 +86,7 @@ class WeightStream {
   __device__ void Init() {
     if (threadIdx.x == 0) {
       for (int i = 0; i < kStages; ++i) {
-        BarrierInit(&s_.full[i], 1);
+        BarrierInit(&s_.full[i], 2);  // what is announced, the scales
         BarrierInit(&s_.empty[i], kWarps);
       }
       for (auto& barrier : s_.inbox_full) BarrierInit(&barrier, kWarps * split_);
@@ -108,6 +108,7 @@ class WeightStream {
     if (ahead > 0) {
       first = items(0);
       first_role = MakeRole(first);
+      LoadScales(first, 0);
     }
     if (split_ > 1) ClusterWait();
     WaitForPredecessor();
@@ -120,12 +121,13 @@ class WeightStream {
       const int blocks = BlocksOf(p.info.kind);
       for (int block = 0; block < p.info.num_blocks; block += blocks, ++n) {
         const bool fetched = n < ahead;
+        if (n > 0 || !fetched) LoadScales(p, block);
         if (!fetched) {
-          LoadScales(p, block);
           if (n >= kStages) BarrierWait(&s_.empty[stage], (n / kStages - 1) & 1);
           Announce(p, item, block, stage);
         }
         Fetch(role, p, block, stage, fetched ? kFirstXLane : 0, 32);
+        WriteScales(p, block, stage);
         if (++stage == kStages) stage = 0;
       }
     }
@@ -246,15 +248,6 @@ class WeightStream {
 
   // Says what a stage will hold.
   __device__ void Announce(const StreamItem& p, int item, int block, int stage) {
-    if (p.scales != nullptr) {
-      const int from = (block + lane() / 2) % 32;
-      const float first = __shfl_sync(0xffffffffu, scales_[0], from);
-      const float second = __shfl_sync(0xffffffffu, scales_[1], from);
-      if (lane() < 2 * kBlocks) {
-        s_.weight_scales[stage][lane() / 2][lane() % 2] = lane() % 2 == 0 ? first : second;
-      }
-      __syncwarp();
-    }
     if (lane() == 0) {
       if (block == 0) s_.infos[item % kInfos] = p.info;
       const TileKind kind = p.info.kind;
@@ -264,6 +257,20 @@ class WeightStream {
       BarrierExpectBytes(&s_.full[stage], weights + x + (HasXScales(kind) ? blocks * kN * 4 : 0));
     }
     __syncwarp();
+  }
+
+  // The FP8 scales of a stage, whose loads may have taken long; all that it lacked.
+  __device__ void WriteScales(const StreamItem& p, int block, int stage) {
+    if (p.scales != nullptr) {
+      const int from = (block + lane() / 2) % 32;
+      const float first = __shfl_sync(0xffffffffu, scales_[0], from);
+      const float second = __shfl_sync(0xffffffffu, scales_[1], from);
+      if (lane() < 2 * kBlocks) {
+        s_.weight_scales[stage][lane() / 2][lane() % 2] = lane() % 2 == 0 ? first : second;
+      }
+      __syncwarp();
+    }
+    if (lane() == 0) BarrierArrive(&s_.full[stage]);
   }
 
   // The weights of as many stages as the ring has.
@@ -277,7 +284,6 @@ class WeightStream {
       const int blocks = BlocksOf(p.info.kind);
       for (int block = 0; block < p.info.num_blocks; block += blocks, ++n) {
         if (n == kStages) return n;
-        LoadScales(p, block);
         Announce(p, item, block, n);
         Fetch(role, p, block, n, 0, kFirstXLane);
       }
