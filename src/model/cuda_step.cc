@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "device/cuda/cuda_fault.h"
+#include "device/cuda/cuda_check.h"
 
 namespace fathom::model {
 namespace {
@@ -139,8 +139,8 @@ CudaStep StepUploader::Upload(const ForwardBatch& batch, bool pad, device::Strea
   b.num_seqs = seqs;
   b.num_tokens = tokens;
   step.num_logits_rows = static_cast<int64_t>(rows_.size());
-  const Status copied = stream.Copy(workspace_.batch, place.host, image.bytes());
-  if (!copied.ok()) CheckFailed(__FILE__, __LINE__, copied.message());
+  device::CheckCuda(stream.Copy(workspace_.batch, place.host, image.bytes()), stream, __FILE__,
+                    __LINE__);
   Check(cudaEventRecord(place.copied, static_cast<cudaStream_t>(stream.native_handle())));
   return step;
 }

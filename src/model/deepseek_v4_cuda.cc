@@ -10,7 +10,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "device/cuda/cuda_fault.h"
+#include "device/cuda/cuda_check.h"
 #include "kernels/attention_prologue/attention_prologue_cuda.h"
 #include "kernels/embedding/embedding_cuda.h"
 #include "kernels/gemm/gemm_cuda.h"
@@ -71,16 +71,16 @@ class CudaModel final : public DeepSeekV4 {
     }
     if (!batch.expert_ids.empty()) {
       Check(stream.Copy(batch.expert_ids.data(), ws_->expert_ids,
-                        static_cast<int64_t>(batch.expert_ids.size_bytes())));
+                        static_cast<int64_t>(batch.expert_ids.size_bytes())),
+            stream);
     }
   }
 
  private:
   // A broken device is reported by whoever waits for the stream.
   static void Check(cudaError_t error) { device::CheckCuda(error, __FILE__, __LINE__); }
-  static void Check(const Status& status) {
-    if (status.ok() || device::IsDeviceFault(cudaPeekAtLastError())) return;
-    CheckFailed(__FILE__, __LINE__, status.message());
+  static void Check(const Status& status, device::Stream& stream) {
+    device::CheckCuda(status, stream, __FILE__, __LINE__);
   }
 
   void Run(const CudaStep& step) {
@@ -489,14 +489,14 @@ class CudaModel final : public DeepSeekV4 {
   template <typename U>
   static std::vector<U> Fetch(const U* from, size_t count, device::Stream& stream) {
     std::vector<U> values(count);
-    Check(stream.Copy(values.data(), from, static_cast<int64_t>(count * sizeof(U))));
-    Check(stream.Synchronize());
+    Check(stream.Copy(values.data(), from, static_cast<int64_t>(count * sizeof(U))), stream);
+    Check(stream.Synchronize(), stream);
     return values;
   }
 
   static void Send(int32_t* to, std::span<const int32_t> values, device::Stream& stream) {
-    Check(stream.Copy(to, values.data(), static_cast<int64_t>(values.size_bytes())));
-    Check(stream.Synchronize());
+    Check(stream.Copy(to, values.data(), static_cast<int64_t>(values.size_bytes())), stream);
+    Check(stream.Synchronize(), stream);
   }
 
   void RecordRouting(const CudaStep& step, int layer) {
@@ -520,8 +520,9 @@ class CudaModel final : public DeepSeekV4 {
     const std::span<const std::byte> forced = step.recorder->ForcedStreams(layer);
     if (forced.empty()) return false;
     CHECK_EQ(forced.size(), count * sizeof(BFloat16));
-    Check(step.stream->Copy(ws_->streams, forced.data(), static_cast<int64_t>(forced.size())));
-    Check(step.stream->Synchronize());
+    Check(step.stream->Copy(ws_->streams, forced.data(), static_cast<int64_t>(forced.size())),
+          *step.stream);
+    Check(step.stream->Synchronize(), *step.stream);
     return true;
   }
 

@@ -394,9 +394,9 @@ int ClusterOf(int64_t hidden) {
 template <int kTokens, bool kHead>
 void Run(const CudaHyperConnectionParams& params, device::Stream& stream) {
   const int cluster = ClusterOf(params.hidden);
-  CHECK_EQ(cudaFuncSetAttribute(BoundaryKernel<kTokens, kHead>,
-                                cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-           cudaSuccess);
+  device::CheckCuda(cudaFuncSetAttribute(BoundaryKernel<kTokens, kHead>,
+                                         cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+                    __FILE__, __LINE__);
   CHECK_LE(kTokens * params.hidden / 128 / cluster, 64);
   const auto clusters = static_cast<unsigned>((params.num_tokens + kTokens - 1) / kTokens);
   LaunchClusters(BoundaryKernel<kTokens, kHead>, clusters * static_cast<unsigned>(cluster),
