@@ -97,20 +97,6 @@ TEST_F(CudaModelTest, FollowsTheCpu) {
   }
 }
 
-TEST_F(CudaModelTest, Fp8ExpertsFollowTheCpu) {
-  config_.expert_dtype = config::ExpertDType::kFp8;
-  const auto synthetic = checkpoint::MakeSyntheticSource(config_, 1);
-  const auto run = [&](std::unique_ptr<device::Device> gpu) {
-    TestModel model(config_, config::Numerics::kOfficial, 4, 4, kLength,
-                    kv_cache::IndexKeyDType::kFp4, synthetic.get(), std::move(gpu));
-    TestSequence s = model.Add(RandomTokens(config_, 200, 5));
-    model.RunInChunks(s, 150);
-    return s;
-  };
-  const TestSequence expected = run(nullptr);
-  ExpectClose(expected, run(std::move(device::MakeCudaDevice(0).value())), "FP8 experts");
-}
-
 TEST_F(CudaModelTest, AFaultNamesTheOperatorTheLayerAndTheShapes) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(
