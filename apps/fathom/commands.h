@@ -41,9 +41,9 @@ Status RunChat(const ChatOptions& options);
 
 struct ScoreOptions {
   ModelOptions model;
-  std::string input;   // JSON lines, {"tokens":[…]}
-  std::string logits;  // safetensors to write; empty: none
-  std::string trace;   // safetensors with choices and residual streams; empty: none
+  std::string input;    // JSON lines, {"tokens":[…]}
+  std::string logits;   // safetensors to write; empty: none
+  std::string trace;    // safetensors with choices and residual streams; empty: none
   std::string choices;  // a trace whose choices are taken; empty: the model's own
   std::string replay;   // a trace whose choices and streams are taken, layer by layer; or empty
   int top_logprobs = 0;

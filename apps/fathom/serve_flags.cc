@@ -225,8 +225,7 @@ void AddExecutionFlags(std::vector<ServeFlag>* flags) {
       NoEffect("enable-expert-parallel", FlagKind::kSwitch, "one device holds all experts"));
   flags->push_back(NoEffect("enable-chunked-prefill", FlagKind::kSwitch, "always on"));
   ServeFlag async_scheduling = Works(
-      "async-scheduling", "",
-      "plan and start a step while the one before runs (default: on a GPU)",
+      "async-scheduling", "", "plan and start a step while the one before runs (default: on a GPU)",
       [](const Values& v, ServeOptions& o) {
         o.model.async_scheduling = v[0] == "true";
         return OkStatus();
@@ -241,7 +240,8 @@ void AddExecutionFlags(std::vector<ServeFlag>* flags) {
   flags->push_back(NoEffect("enable-flashinfer-autotune", FlagKind::kSwitch,
                             "nothing is tuned at run time", nullptr, true));
   flags->push_back(Works(
-      "enforce-eager", "", "on a GPU, launch the operators of a decode step one by one, not as a graph",
+      "enforce-eager", "",
+      "on a GPU, launch the operators of a decode step one by one, not as a graph",
       [](const Values& v, ServeOptions& o) {
         o.model.enforce_eager = v[0] == "true";
         return OkStatus();

@@ -29,7 +29,7 @@ namespace fathom::engine {
 
 struct EngineLoopOptions {
   std::string model_name;
-  int max_live_requests = 0;  // running and waiting; more are refused
+  int max_live_requests = 0;    // running and waiting; more are refused
   int max_steps_in_flight = 1;  // 2: a step is planned while the one before runs
 };
 

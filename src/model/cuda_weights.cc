@@ -61,6 +61,7 @@ class Planner {
 
   int64_t bytes() const { return bytes_; }
   const std::vector<WeightUnit>& units() const { return units_; }
+
  private:
   std::byte* Allocate(int64_t bytes) {
     constexpr int64_t kAlignment = 1024;

@@ -35,14 +35,14 @@ struct KvCacheView {
 // and pages before first_window_page are left out. A step with num_computed 0 resets the state
 // slot.
 struct ForwardBatch {
-  std::span<const int32_t> token_ids;     // [T]
+  std::span<const int32_t> token_ids;  // [T]
   // On a GPU a token may be known there only: token t is sampled[token_sources[t]] where its source
   // is not -1. Empty: the host knows all.
   std::span<const int32_t> token_sources = {};  // [T]
-  const int32_t* sampled = nullptr;        // device memory
-  std::span<const int32_t> cu_seqlens_q;  // [S + 1]
-  std::span<const int32_t> num_computed;  // [S]
-  std::span<const int32_t> block_tables;  // [S, max_blocks], padded with -1
+  const int32_t* sampled = nullptr;             // device memory
+  std::span<const int32_t> cu_seqlens_q;        // [S + 1]
+  std::span<const int32_t> num_computed;        // [S]
+  std::span<const int32_t> block_tables;        // [S, max_blocks], padded with -1
   int max_blocks = 0;
   std::span<const int32_t> window_tables;  // [S, max_window_pages], padded with -1
   int max_window_pages = 0;
@@ -72,8 +72,8 @@ struct ChoiceRecorder {
   // the chunk.
   virtual std::span<const int32_t> ForcedRouting(int /*layer*/) { return {}; }
   virtual std::span<const int32_t> ForcedIndex(int /*layer*/) { return {}; }
-  // Residual streams to go on from after the layer, as OnStreams has the model's own, which are told
-  // before; empty: its own. On a GPU only.
+  // Residual streams to go on from after the layer, as OnStreams has the model's own, which are
+  // told before; empty: its own. On a GPU only.
   virtual std::span<const std::byte> ForcedStreams(int /*layer*/) { return {}; }
 };
 

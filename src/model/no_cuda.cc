@@ -8,7 +8,8 @@ namespace fathom::model {
 Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig&,
                                                        kv_cache::IndexKeyDType,
                                                        const checkpoint::TensorSource&, bool,
-                                                       const ModelLimits&, device::Device&, const CudaModelOptions&) {
+                                                       const ModelLimits&, device::Device&,
+                                                       const CudaModelOptions&) {
   return DeviceError("this binary was built without CUDA: use --device cpu");
 }
 
