@@ -1,6 +1,7 @@
 // EngineLoop: the Engine, and its thread. Other threads reach the loop through a queue of commands
 // only; what they ask for meanwhile (who lives, is it healthy) is under one mutex. While the worker
-// runs a step, the loop delivers the events of the step before.
+// runs a step, the loop delivers the events of the step before; where the device runs by itself, it
+// has planned and started the next step by then.
 //
 // Whatever goes wrong in a step ends the loop: the engine is unhealthy from then on, every request
 // gets kError, and nothing waits forever. A sink that throws loses its request only.
