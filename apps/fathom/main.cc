@@ -280,7 +280,7 @@ void AddBenchThroughput(CLI::App* bench, Run* run) {
   command->add_option("--temperature", options.temperature, "0: greedy (default 1)")
       ->check(CLI::Range(0.0, 2.0));
   command->add_flag("--profile", options.profile,
-                    "also what a decode step takes beyond the model's own time on a GPU");
+                    "also what lies between two decode steps of all requests");
   command->add_option("--output-json,--json", options.output_json, "write the results here");
   command->callback([run] { *run = [] { return RunBenchThroughput(options); }; });
 }

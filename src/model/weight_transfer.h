@@ -16,8 +16,8 @@
 
 namespace fathom::model {
 
-// What a unit should hold at most (a matrix is not cut below 128 rows). Small, so that what is on
-// its way stays in the processor's cache between the reading and the link.
+// What a unit should hold at most (a matrix is not cut below 128 rows). Larger ones take more host
+// memory and are not faster.
 inline constexpr int64_t kUnitBytes = int64_t{2} << 20;
 
 struct WeightUnit {

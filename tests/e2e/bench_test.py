@@ -44,12 +44,14 @@ def test_latency_of_decode_alone(tmp_path):
 def test_throughput_counts_all_tokens(tmp_path):
     results = tmp_path / "throughput.json"
     done = bench("throughput", str(MODEL), "--device", "cpu", "--num-prompts", "4", "--input-len", "32",
-                 "--output-len", "8", "--output-json", str(results))
+                 "--output-len", "40", "--profile", "--output-json", str(results))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Throughput: ")
+    assert "between two steps" in done.stdout
     written = json.loads(results.read_text())
-    assert written["total_num_tokens"] == 4 * (32 + 8)
-    assert written["tokens_per_second"] == pytest.approx(written["output_tokens_per_second"] * 5)
+    assert written["total_num_tokens"] == 4 * (32 + 40)
+    assert written["tokens_per_second"] == pytest.approx(written["output_tokens_per_second"] * 72 / 40)
+    assert 0 < written["between_steps_us"] < written["decode_step"]["p50_ms"] * 1e3
 
 
 def test_load_says_how_long_until_ready(tmp_path):

@@ -6,11 +6,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 
 #include "apps/fathom/bench/bench.h"
 #include "apps/fathom/bench/report.h"
 #include "apps/fathom/bench/step_bench.h"
+#include "apps/fathom/bench/step_gaps.h"
 #include "apps/fathom/local_engine.h"
 #include "base/clock.h"
 #include "device/timeline.h"
@@ -165,29 +167,13 @@ void PrintTimes(const char* what, const std::vector<double>& seconds) {
              Percentile(seconds, 0.5) * 1e3, Percentile(seconds, 0.99) * 1e3);
 }
 
-}  // namespace
+// What lies beside the model in a decode step of all requests.
+struct Overhead {
+  std::vector<double> between_steps_us;
+  std::optional<double> device_step_us;  // of the model alone; on a GPU
+};
 
-Status RunBenchThroughput(const ThroughputOptions& options) {
-  ModelOptions model = options.model;
-  model.max_model_len =
-      std::max<int64_t>(model.max_model_len, int64_t{options.input_len} + options.output_len);
-  if (options.profile && options.num_prompts > model.max_num_seqs) {
-    return InvalidArgument(fmt::format(
-        "--profile needs all prompts in one step: --num-prompts {} with --max-num-seqs {}",
-        options.num_prompts, model.max_num_seqs));
-  }
-  ASSIGN_OR_RETURN(ModelSession session, OpenModel(model, SessionText::kTokensOnly));
-  if (options.profile && session.device->kind() == device::DeviceKind::kCpu) {
-    return InvalidArgument("--profile measures a GPU; this is " + session.device->name());
-  }
-  double device_us = 0;
-  if (options.profile) {
-    ASSIGN_OR_RETURN(device_us, DeviceStep(options, session));
-  }
-  ASSIGN_OR_RETURN(const auto local,
-                   LocalEngine::Start(std::move(session), model, model.model, options.num_prompts));
-  ASSIGN_OR_RETURN(const Measured m, RunRequests(options, *local));
-
+json::Value PrintTokens(const ThroughputOptions& options, const Measured& m) {
   const double requests = options.num_prompts;
   const double output = requests * options.output_len,
                total = output + requests * options.input_len;
@@ -206,15 +192,55 @@ Status RunBenchThroughput(const ThroughputOptions& options) {
   out.Set("ttft", Milliseconds(m.time_to_first_token));
   out.Set("tpot", Milliseconds(m.time_per_output_token));
   out.Set("decode_step", Milliseconds(m.time_between_tokens));
-  if (options.profile && m.time_between_tokens.empty()) {
-    fmt::print(
-        "no step ran all requests and nothing else: --profile needs a larger --output-len\n");
-  } else if (options.profile) {
-    const double gap_us = Percentile(m.time_between_tokens, 0.5) * 1e6 - device_us;
-    fmt::print("{:<28} {:.3f} ms on the device; the GPU waits {:.1f} us a step for the host\n",
-               "model alone, same step", device_us / 1e3, gap_us);
-    out.Set("device_step_ms", json::Value::Number(device_us / 1e3));
-    out.Set("host_gap_us", json::Value::Number(gap_us));
+  return out;
+}
+
+void PrintOverhead(const Measured& m, const Overhead& overhead, json::Value* out) {
+  if (overhead.between_steps_us.empty() || m.time_between_tokens.empty()) {
+    fmt::print("no two steps ran all requests alone: --profile needs a larger --output-len\n");
+    return;
+  }
+  const double between = Percentile(overhead.between_steps_us, 0.5);
+  fmt::print("{:<28} median {:.1f} us, p99 {:.1f} us: sampling, and waiting for the host\n",
+             "between two steps", between, Percentile(overhead.between_steps_us, 0.99));
+  out->Set("between_steps_us", json::Value::Number(between));
+  if (!overhead.device_step_us) return;
+  const double step_us = Percentile(m.time_between_tokens, 0.5) * 1e6;
+  fmt::print("{:<28} {:.3f} ms when the host is ahead; the engine's is {:.1f} us longer\n",
+             "a like step, model alone", *overhead.device_step_us / 1e3,
+             step_us - *overhead.device_step_us);
+  out->Set("device_step_ms", json::Value::Number(*overhead.device_step_us / 1e3));
+}
+
+}  // namespace
+
+Status RunBenchThroughput(const ThroughputOptions& options) {
+  ModelOptions model = options.model;
+  model.max_model_len =
+      std::max<int64_t>(model.max_model_len, int64_t{options.input_len} + options.output_len);
+  if (options.profile && options.num_prompts > model.max_num_seqs) {
+    return InvalidArgument(fmt::format(
+        "--profile needs all prompts in one step: --num-prompts {} with --max-num-seqs {}",
+        options.num_prompts, model.max_num_seqs));
+  }
+  ASSIGN_OR_RETURN(ModelSession session, OpenModel(model, SessionText::kTokensOnly));
+  Overhead overhead;
+  StepGaps gaps(session.device->kind());
+  if (options.profile) {
+    if (session.device->kind() == device::DeviceKind::kCuda) {
+      ASSIGN_OR_RETURN(overhead.device_step_us, DeviceStep(options, session));
+    }
+    session.model = gaps.Watch(std::move(session.model));
+  }
+  ASSIGN_OR_RETURN(auto local,
+                   LocalEngine::Start(std::move(session), model, model.model, options.num_prompts));
+  ASSIGN_OR_RETURN(const Measured m, RunRequests(options, *local));
+  local.reset();  // the worker marks no more
+
+  json::Value out = PrintTokens(options, m);
+  if (options.profile) {
+    ASSIGN_OR_RETURN(overhead.between_steps_us, gaps.BetweenDecodes(options.num_prompts));
+    PrintOverhead(m, overhead, &out);
   }
   return WriteJson(options.output_json, out);
 }
