@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "kernels/grouped_gemm/experts_large.h"
 #include "model/weight_transfer.h"
 
 namespace fathom::model {
@@ -61,8 +62,21 @@ class Planner {
 
   int64_t bytes() const { return bytes_; }
   const std::vector<WeightUnit>& units() const { return units_; }
+  // What is made of tiles when all are there.
+  Status Finish(device::Stream& stream) const {
+    for (const LargestScalesOf& of : largest_) {
+      kernels::LaunchLargestScales(of.tiles, of.rows / 64, of.cols / 128, of.out, stream);
+    }
+    return stream.Synchronize();
+  }
 
  private:
+  struct LargestScalesOf {
+    const std::byte* tiles;
+    int64_t rows, cols;
+    uint8_t* out;
+  };
+
   std::byte* Allocate(int64_t bytes) {
     constexpr int64_t kAlignment = 1024;
     const int64_t place = bytes_;
@@ -167,8 +181,19 @@ class Planner {
       TileInto(m.w2, kind, down_tiles + e * down, 1);
     }
     kernels::ExpertTiles tiles{.kind = kind, .gate_up = gate_up_tiles, .down = down_tiles};
-    if (kind == TileKind::kFp8) PlaceExpertScales(experts, tiles);
+    if (kind == TileKind::kFp8) {
+      PlaceExpertScales(experts, tiles);
+    } else {
+      tiles.gate_up_largest = LargestScales(gate_up_tiles, count * 2 * w1.rows, w1.cols);
+      tiles.down_largest = LargestScales(down_tiles, count * w1.cols, w1.rows);
+    }
     return tiles;
+  }
+
+  const uint8_t* LargestScales(const std::byte* tiles, int64_t rows, int64_t cols) {
+    auto* const largest = reinterpret_cast<uint8_t*>(Allocate(rows));
+    largest_.push_back({tiles, rows, cols, largest});
+    return largest;
   }
 
   // Scale rows of w1 and w3 take turns, as their row tiles do. One unit an expert.
@@ -234,6 +259,7 @@ class Planner {
   std::byte* const base_;
   int64_t bytes_ = 0;
   std::vector<WeightUnit> units_;
+  std::vector<LargestScalesOf> largest_;
 };
 
 }  // namespace
@@ -258,6 +284,8 @@ Result<std::unique_ptr<CudaWeights>> MakeCudaWeights(const config::ModelConfig& 
   planner.Run(*weights);
   RETURN_IF_ERROR(dummy ? MakeDummyWeights(planner.units(), config.num_experts, device)
                         : TransferWeights(planner.units(), source, config.num_experts, device));
+  ASSIGN_OR_RETURN(const auto stream, device.MakeStream());
+  RETURN_IF_ERROR(planner.Finish(*stream));
   return weights;
 }
 

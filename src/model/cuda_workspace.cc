@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/gemm/gemm_cuda.h"
+#include "kernels/hyper_connection/boundary_large.h"
 #include "kernels/indexer/indexer_cuda.h"
 #include "kernels/sparse_attention/sparse_attention_cuda.h"
 
@@ -46,6 +47,7 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carv
     carver.Take(state->post, m * 4);
     carver.Take(state->comb_logits, m * 16);
   }
+  carver.Take(w.boundary_scratch, kernels::BoundaryScratchFloats(m));
   carver.Take(w.h, rows * hidden);
   carver.Take(w.h_fp8, rows * hidden);
   carver.Take(w.h_scales, rows * hidden / 128);

@@ -34,6 +34,7 @@ struct CudaWorkspace {
   float* angles_compressed = nullptr;  // [M, 64]
   __nv_bfloat16* streams = nullptr;    // [M, 4, H]
   kernels::HyperConnectionState attn_state, ffn_state;
+  float* boundary_scratch = nullptr;
   __nv_bfloat16* h = nullptr;  // tiles [M, H]
   uint8_t* h_fp8 = nullptr;
   float* h_scales = nullptr;

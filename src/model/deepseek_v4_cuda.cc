@@ -169,7 +169,8 @@ class CudaModel final : public DeepSeekV4 {
                                                .constants = constants_,
                                                .after = after,
                                                .h = H(step),
-                                               .h_fp8 = HFp8(step)});
+                                               .h_fp8 = HFp8(step),
+                                               .scratch = ws_->boundary_scratch});
   }
 
   // The products that read h: queries, window entry, both compressors' rows, and what the index

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "kernels/gemm/gemm_cuda.h"
+#include "kernels/gemm/gemm_large.h"
 #include "kernels/gemm/gemm_sm90.cuh"
 #include "kernels/gemm/gemm_stream_cuda.h"
 
@@ -182,6 +183,7 @@ void Check(const CudaGemmParams& params) {
 void Launch(const CudaGemmParams& params, device::Stream& stream) {
   if (params.num_tokens == 0) return;
   Check(params);
+  if (IsLarge(params)) return LaunchLarge(params, stream);
   if (params.num_tokens <= kMaxStreamTokens) return LaunchGemmStream(params, stream);
   const int64_t rows = PaddedTokens(params.num_tokens);
   const bool wide = params.problems[0].w.kind == TileKind::kFp8AsBf16;

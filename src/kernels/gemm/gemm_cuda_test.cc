@@ -154,5 +154,18 @@ TEST_F(GemmCudaTest, SeveralProductsInOneLaunch) {
   }
 }
 
+// Tiles of 256 tokens by 128 rows, and what is left of them.
+TEST_F(GemmCudaTest, ManyTokens) {
+  for (const int64_t tokens : {512, 513, 700}) {
+    Check({{TileKind::kFp8, 192, 640}, {TileKind::kFp8, 1280, 256}}, tokens);
+    Check({{TileKind::kBf16, 4, 256, 1, GemmOutput::kF32},
+           {TileKind::kBf16, 320, 704, 1, GemmOutput::kF32},
+           {TileKind::kFp8, 64, 1024}},
+          tokens);
+    Check({{TileKind::kFp8AsBf16, 256, 512, 2}}, tokens);
+    Check({{TileKind::kFp8AsBf16, 1024, 384, 4, GemmOutput::kFp8Tiles}}, tokens);
+  }
+}
+
 }  // namespace
 }  // namespace fathom::kernels

@@ -28,9 +28,12 @@ struct ExpertPlan {
 
 inline constexpr int kDirectTokens = 8;  // up to here nothing is gathered
 
+inline constexpr int kLargeExpertTokens = 513;  // from here on experts_large.h
+
 // Tokens of a tile, by the number of tokens in the step.
 constexpr int ExpertTileRows(int64_t num_tokens) {
-  return num_tokens <= 64 ? 8 : num_tokens <= 192 ? 16 : num_tokens <= 512 ? 32 : 64;
+  if (num_tokens >= kLargeExpertTokens) return 256;
+  return num_tokens <= 64 ? 8 : num_tokens <= 192 ? 16 : 32;
 }
 constexpr int64_t MaxExpertTiles(int64_t num_tokens, int num_experts, int num_chosen) {
   const int64_t pairs = num_tokens * num_chosen;

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "kernels/gemm/gemm_sm90.cuh"
 #include "kernels/grouped_gemm/experts_cuda.h"
+#include "kernels/grouped_gemm/experts_large.h"
 #include "kernels/grouped_gemm/experts_stream_cuda.h"
 #include "kernels/grouped_gemm/swiglu.cuh"
 
@@ -187,6 +188,7 @@ void Launch(const CudaExpertParams& p, device::Stream& stream) {
   CHECK_EQ(p.hidden % 128, 0);
   CHECK_EQ(p.intermediate % 128, 0);
   CHECK_LE(p.hidden / 128, kMaxColBlocks);
+  if (p.num_tokens >= kLargeExpertTokens) return LaunchLarge(p, stream);
   if (p.num_tokens <= kDirectTokens) {
     LaunchGateUpStream(p, 8, {.num_shared_tiles = 1, .routed = true}, stream);
     LaunchDownStream(p, 8, {.num_shared_tiles = 1, .routed = true, .plan_is_early = true}, stream);
@@ -209,8 +211,7 @@ void Launch(const CudaExpertParams& p, device::Stream& stream) {
     LaunchGateUpStream(p, rows, routed, stream);
     LaunchDownStream(p, rows, routed, stream);
   } else {
-    const Scope routed{.num_shared_tiles = 0, .routed = true, .split = 1};
-    rows == 32 ? RunBoth<32>(p, routed, stream) : RunBoth<64>(p, routed, stream);
+    RunBoth<32>(p, {.num_shared_tiles = 0, .routed = true, .split = 1}, stream);
   }
 }
 

@@ -21,6 +21,9 @@ struct ExpertTiles {
   const uint8_t* gate_up_scales = nullptr;
   const std::byte* down = nullptr;
   const uint8_t* down_scales = nullptr;
+  // kFp4: the largest scale byte of each row, in the order of the tiles (experts_large.h).
+  const uint8_t* gate_up_largest = nullptr;
+  const uint8_t* down_largest = nullptr;
 };
 
 struct CudaExpertParams {

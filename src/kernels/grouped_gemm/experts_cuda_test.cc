@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "kernels/cuda_testing.h"
+#include "kernels/grouped_gemm/experts_large.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/moe_route/moe_route.h"
 #include "kernels/moe_route/moe_route_cuda.h"
@@ -28,6 +29,12 @@ class ExpertsCudaTest : public CudaTest {
   template <typename U>
   U* KeepAs(device::Buffer buffer) {
     return reinterpret_cast<U*>(Keep(std::move(buffer)));
+  }
+
+  const uint8_t* Largest(const std::byte* tiles, int64_t rows, int64_t cols) {
+    auto* const largest = KeepAs<uint8_t>(Poisoned(rows));
+    LaunchLargestScales(tiles, rows / 64, cols / 128, largest, *gpu_stream_);
+    return largest;
   }
 
   // The tiles of `experts`, one after the other.
@@ -63,7 +70,10 @@ class ExpertsCudaTest : public CudaTest {
     }
     tiles.gate_up = gate_up_tiles;
     tiles.down = down_tiles;
-    if (kind != TileKind::kFp4) {
+    if (kind == TileKind::kFp4) {
+      tiles.gate_up_largest = Largest(gate_up_tiles, count * 2 * s.intermediate, s.hidden);
+      tiles.down_largest = Largest(down_tiles, count * s.hidden, s.intermediate);
+    } else {
       tiles.gate_up_scales = KeepAs<uint8_t>(Upload(gate_up_scales));
       tiles.down_scales = KeepAs<uint8_t>(Upload(down_scales));
     }
@@ -280,7 +290,11 @@ TEST_F(ExpertsCudaTest, MatchTheCpu) {
     Check(small, tokens, WeightDType::kFp4, false);
     Check(more, tokens, WeightDType::kFp4, tokens % 2 == 0);
   }
+  // Many tokens: tiles of 256, some experts with more, some with less.
   Check(small, 600, WeightDType::kFp4, false);
+  Check(more, 777, WeightDType::kFp4, true);
+  Check(more, 520, WeightDType::kFp8, false);
+  Check({1024, 384, 32, 4}, 1500, WeightDType::kFp4, false);
   Check(more, 3, WeightDType::kFp8, false);
   Check(more, 100, WeightDType::kFp8, false);
   Check({4096, 512, 8, 6}, 2, WeightDType::kFp4, true);

@@ -1,4 +1,5 @@
 #include "base/check.h"
+#include "kernels/hyper_connection/boundary_large.h"
 #include "kernels/hyper_connection/hyper_connection_cuda.h"
 #include "kernels/launch.cuh"
 #include "kernels/moe_route/moe_route_cuda.h"
@@ -417,6 +418,7 @@ void RunTokens(const CudaHyperConnectionParams& params, device::Stream& stream) 
 void Launch(const CudaHyperConnectionParams& params, device::Stream& stream) {
   if (params.num_tokens == 0) return;
   CHECK_EQ(params.hidden % 128, 0);
+  if (IsLargeBoundary(params)) return LaunchLargeBoundary(params, stream);
   params.rows != nullptr ? RunTokens<true>(params, stream) : RunTokens<false>(params, stream);
 }
 

@@ -42,6 +42,8 @@ struct CudaHyperConnectionParams {
   HyperConnectionState after = {};  // not for the head
   Bf16Tiles h = {};                 // [num_tokens, hidden]
   Fp8Tiles h_fp8 = {};              // [num_tokens, hidden]; not for the head
+  // Many tokens (boundary_large.h): BoundaryScratchFloats of them; null: none of them are.
+  float* scratch = nullptr;
   // Head (the end of the model) for some tokens: row i of h is token rows[i]. num_tokens counts
   // rows.
   const int32_t* rows = nullptr;

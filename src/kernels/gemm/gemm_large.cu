@@ -1,0 +1,170 @@
+// One launch for each kind of weights; a block on every multiprocessor takes tile after tile. The
+// tiles of 2,048 tokens follow each other, so that their activations stay in the L2 cache.
+#include <algorithm>
+
+#include "base/check.h"
+#include "kernels/gemm/gemm_large.h"
+#include "kernels/gemm/gemm_large_sm90.cuh"
+#include "kernels/gemm/large_output.cuh"
+
+namespace fathom::kernels {
+namespace {
+
+constexpr int kNear = 8;  // tiles of tokens that are computed near each other
+
+struct LargeGrid {
+  int first[kMaxGemmProblems + 1];  // tile of each problem
+  int token_tiles;
+};
+
+struct GemmWork {
+  const CudaGemmParams& p;
+  const LargeGrid& grid;
+
+  struct Place {
+    int problem;
+    int64_t row, token;
+  };
+  __device__ Place Locate(int index) const {
+    int problem = 0;
+    while (index >= grid.first[problem + 1]) ++problem;
+    const int i = index - grid.first[problem];
+    const int rows = (grid.first[problem + 1] - grid.first[problem]) / grid.token_tiles;
+    const int near = i / (kNear * rows), rest = i % (kNear * rows);
+    const int width = min(kNear, grid.token_tiles - near * kNear);
+    return {problem, int64_t{rest / width} * kLargeRows,
+            int64_t{near * kNear + rest % width} * kLargeTokens};
+  }
+
+  __device__ int count() const { return grid.first[kMaxGemmProblems]; }
+
+  __device__ LargeTile tile(int index) const {
+    const Place at = Locate(index);
+    const GemmProblem& g = p.problems[at.problem];
+    const bool fp8 = g.w.kind == TileKind::kFp8;
+    const int64_t row_groups = fp8 ? g.x_fp8.row_groups : g.x_bf16.row_groups;
+    const int64_t blocks = g.w.col_blocks(), row_tile = at.row / kTileMatrixRows;
+    const int64_t steps = g.w.kind == TileKind::kFp8AsBf16 ? 2 * blocks : blocks;
+    const int64_t first_step = g.groups == 1 ? 0 : at.row / (g.w.rows / g.groups) * steps;
+    const auto* x = fp8 ? reinterpret_cast<const std::byte*>(g.x_fp8.codes)
+                        : reinterpret_cast<const std::byte*>(g.x_bf16.values);
+    const std::byte* weights = g.w.tiles + row_tile * blocks * TileMatrixBytes(g.w.kind);
+    // The last block of an odd number of row tiles reads its first one twice.
+    const bool both = row_tile + 1 < g.w.row_tiles();
+    const uint8_t* scales = g.w.scales == nullptr ? nullptr : g.w.scales + at.row / 128 * blocks;
+    return {.weights = {weights, weights + (both ? blocks * TileMatrixBytes(g.w.kind) : 0)},
+            .scales = {scales, scales},
+            .x = x + (first_step * row_groups + at.token / 8) * kTileBytes,
+            .x_scales = fp8 ? g.x_fp8.scales + at.token : nullptr,
+            .x_step_bytes = row_groups * kTileBytes,
+            .num_steps = static_cast<int>(steps),
+            .token_tiles = static_cast<int>(min(int64_t{4}, (p.num_tokens - at.token + 63) / 64))};
+  }
+
+  __device__ void Write(int index, LargeSums& d) const {
+    const Place at = Locate(index);
+    const GemmProblem& g = p.problems[at.problem];
+    const int thread = static_cast<int>(threadIdx.x) % 128;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int token_tile = static_cast<int>(threadIdx.x) / 128 + kMathWarpgroups * i;
+      const int64_t token = at.token + token_tile * 64 + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        WriteRow(g, at.row, token + half * 8, token + half * 8 < p.num_tokens, half * 2, d[i]);
+      }
+    }
+  }
+
+  // d[4 j + first + {0, 1}] are this thread's columns of the j-th eight.
+  __device__ static void WriteRow(const GemmProblem& g, int64_t row, int64_t token, bool real,
+                                  int first, const float (&d)[64]) {
+    if (g.output == GemmOutput::kFp8Tiles)
+      return WriteFp8(g.y_fp8, row, real ? token : -1, first, d);
+    const int64_t offset = token * g.y_stride + row;
+    if (g.output == GemmOutput::kBf16 && row + kLargeRows <= g.w.rows && g.y_stride % 8 == 0) {
+      return WriteBf16Row(d, first, real ? static_cast<__nv_bfloat16*>(g.y) + offset : nullptr);
+    }
+    if (!real) return;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      const int column = 8 * j + static_cast<int>(threadIdx.x) % 4 * 2;
+      if (row + column >= g.w.rows) continue;
+      const float a = d[4 * j + first], b = d[4 * j + first + 1];
+      if (g.output == GemmOutput::kBf16) {
+        *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(g.y) + offset + column) =
+            PackBf16(a, b);
+      } else {
+        *reinterpret_cast<float2*>(static_cast<float*>(g.y) + offset + column) = {a, b};
+      }
+    }
+  }
+
+  __device__ static void WriteFp8(const Fp8Tiles& y, int64_t row, int64_t token, int first,
+                                  const float (&d)[64]) {
+    float v[32], largest = 0;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      v[i] = RoundBf16(d[i / 2 * 4 + first + i % 2]);
+      largest = fmaxf(largest, fabsf(v[i]));
+    }
+    const uint32_t scale = Fp8Scale(QuadMax(largest));
+    WriteFp8Chunks<8>(v, Ue8m0Inverse(scale), y, token, row);
+    if (token >= 0 && threadIdx.x % 4 == 0) {
+      y.scales[row / 128 * y.row_groups * 8 + token] = Ue8m0Value(scale);
+    }
+  }
+};
+
+template <TileKind kKind>
+__global__ void __launch_bounds__(LargeThreads(kKind), 1)
+    GemmLargeKernel(const __grid_constant__ CudaGemmParams params,
+                    const __grid_constant__ LargeGrid grid) {
+  extern __shared__ __align__(1024) std::byte shared[];
+  auto& ring = *reinterpret_cast<LargeRing<kKind>*>(shared);
+  LargeMultiplier<kKind, GemmWork>::Init(ring);
+  WaitForPredecessor();
+  AllowSuccessor();
+  GemmWork work{params, grid};
+  LargeMultiplier<kKind, GemmWork>(ring, work, static_cast<int>(blockIdx.x),
+                                   static_cast<int>(gridDim.x))
+      .Run();
+}
+
+// The problems of one kind.
+template <TileKind kKind>
+void Run(const CudaGemmParams& all, device::Stream& stream) {
+  CudaGemmParams params{.num_tokens = all.num_tokens};
+  LargeGrid grid{};
+  grid.token_tiles = static_cast<int>((all.num_tokens + kLargeTokens - 1) / kLargeTokens);
+  int tiles = 0;
+  for (int i = 0; i < all.num_problems; ++i) {
+    const GemmProblem& g = all.problems[i];
+    if (g.w.kind != kKind) continue;
+    grid.first[params.num_problems] = tiles;
+    tiles += grid.token_tiles * static_cast<int>((g.w.rows + kLargeRows - 1) / kLargeRows);
+    params.problems[params.num_problems++] = g;
+  }
+  if (tiles == 0) return;
+  for (int i = params.num_problems; i <= kMaxGemmProblems; ++i) grid.first[i] = tiles;
+  LaunchKernel(GemmLargeKernel<kKind>, static_cast<unsigned>(std::min(tiles, LargeBlocks())),
+               LargeThreads(kKind), sizeof(LargeRing<kKind>), stream, params, grid);
+}
+
+}  // namespace
+
+bool IsLarge(const CudaGemmParams& params) {
+  if (params.num_tokens < kLargeGemmTokens) return false;
+  for (int i = 0; i < params.num_problems; ++i) {
+    if (params.problems[i].w.kind == TileKind::kFp4) return false;
+  }
+  return true;
+}
+
+void LaunchLarge(const CudaGemmParams& params, device::Stream& stream) {
+  Run<TileKind::kFp8>(params, stream);
+  Run<TileKind::kBf16>(params, stream);
+  Run<TileKind::kFp8AsBf16>(params, stream);
+}
+
+}  // namespace fathom::kernels

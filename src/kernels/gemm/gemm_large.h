@@ -1,0 +1,14 @@
+// Weight products of many tokens (gemm_cuda.h says what they are): Launch of gemm_cuda.h comes here
+// from kLargeGemmTokens tokens on, for all kinds of weights but FP4.
+#pragma once
+
+#include "kernels/gemm/gemm_cuda.h"
+
+namespace fathom::kernels {
+
+inline constexpr int64_t kLargeGemmTokens = 512;
+
+bool IsLarge(const CudaGemmParams& params);
+void LaunchLarge(const CudaGemmParams& params, device::Stream& stream);
+
+}  // namespace fathom::kernels

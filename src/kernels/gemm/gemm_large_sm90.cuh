@@ -1,0 +1,357 @@
+// The inner part of weight products of many tokens on sm_90a. A block multiplies 256 tokens by 128
+// weight rows, one such tile after another: the tokens are A of wgmma, four tiles of 64, two for
+// each of two warpgroups; the weights are B. So a token's FP8 scale is one factor for all that a
+// thread adds to a sum. A third warpgroup streams both through a ring in shared memory by bulk
+// copies, ahead of the sums and across tiles; FP4 and FP8-for-BF16 weights two more expand there
+// (expand.cuh), once for all 256 tokens.
+//   kFp8: sums of 128 columns are the tensor core's own, scaled and added up in FP32.
+//   kFp4: likewise, relative to the row's largest scale, which whoever writes the result applies.
+//   kBf16, kFp8AsBf16: FP32 sums of the tensor core.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "kernels/gemm/expand.cuh"
+#include "kernels/gemm/weight_tiles.h"
+#include "kernels/gemm/wgmma.cuh"
+#include "kernels/launch.cuh"
+#include "kernels/quantize/quantize.cuh"
+#include "kernels/sm90.cuh"
+
+namespace fathom::kernels {
+
+inline constexpr int kLargeTokens = 256;  // of a tile
+inline constexpr int kLargeRows = 128;    // weight rows of a tile, two row tiles
+inline constexpr int kLargeStages = 4;
+inline constexpr int kMathWarpgroups = 2;
+inline constexpr int kMathThreads = 128 * kMathWarpgroups;
+// Where weights are expanded, a warpgroup for each of the two row tiles; else one, of which a
+// thread works.
+constexpr bool ExpandsWeights(TileKind kind) {
+  return kind == TileKind::kFp4 || kind == TileKind::kFp8AsBf16;
+}
+constexpr int LargeThreads(TileKind kind) {
+  return kMathThreads + (ExpandsWeights(kind) ? 256 : 128);
+}
+
+// A block on each; of the current device.
+inline int LargeBlocks() {
+  static const int count = [] {
+    int device = 0, value = 0;
+    CHECK_EQ(cudaGetDevice(&device), cudaSuccess);
+    CHECK_EQ(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device), cudaSuccess);
+    return value;
+  }();
+  return count;
+}
+
+// The sums of a thread: of token tile (warpgroup + 2 i), rows and columns as wgmma.cuh lays out.
+using LargeSums = float[2][64];
+
+// What a block multiplies. A step is 128 bytes of the columns of x.
+struct LargeTile {
+  const std::byte* weights[2];  // its row tiles, at the first column block
+  const uint8_t* scales[2];     // FP8 kinds: the scales of their 128 rows; kFp4: LargestScales of
+                                // their 64 rows
+  const std::byte* x;           // tiles of its tokens, at the first step
+  const float* x_scales;        // FP8 activations
+  int64_t x_step_bytes;         // from one step of x to the next; of its scales: 1 / 32 of it
+  int num_steps;
+  int token_tiles;  // of 64 tokens, 1 to 4
+};
+
+template <TileKind kKind>
+struct LargeRing {
+  static constexpr bool kFp8X = kKind == TileKind::kFp8 || kKind == TileKind::kFp4;
+  static constexpr bool kExpands = ExpandsWeights(kKind);
+  static constexpr int kTileBytes = static_cast<int>(TileMatrixBytes(kKind));
+  static constexpr int kStepsPerRaw = kKind == TileKind::kFp8AsBf16 ? 2 : 1;
+  static constexpr int kRawStages = !kExpands ? 1 : kKind == TileKind::kFp4 ? 3 : 2;
+  static constexpr int kRawBytes = kExpands ? kTileBytes : 16;
+
+  alignas(1024) std::byte x[kLargeStages][kLargeTokens * 128];
+  std::byte weights[kLargeStages][kLargeRows * 128];
+  alignas(128) std::byte raw[2][kRawStages][kRawBytes];  // of each row tile
+  float x_scales[kFp8X ? kLargeStages : 1][kFp8X ? kLargeTokens : 1];
+  float exchanged[2][kFp8X ? kLargeTokens : 1];  // for the other block of a cluster
+  uint2 fp4_codes[kKind == TileKind::kFp4 ? kFp4CodeTable : 1];
+  uint64_t full[kLargeStages], empty[kLargeStages];
+  uint64_t raw_full[2][kRawStages], raw_empty[2][kRawStages];
+  uint64_t exchange[kMathWarpgroups];
+};
+
+// Walks the tiles first, first + stride, … of `work`: int count(), LargeTile tile(int index), and
+// void Write(int index, LargeSums&) on the two warpgroups that add up. The ring is ready before
+// Run; every thread of the block calls it once.
+template <TileKind kKind, typename Work>
+class LargeMultiplier {
+ public:
+  using Ring = LargeRing<kKind>;
+
+  __device__ LargeMultiplier(Ring& ring, Work& work, int first, int stride)
+      : ring_(ring), work_(work), first_(first), stride_(stride) {}
+
+  __device__ static void Init(Ring& ring) {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kLargeStages; ++i) {
+        BarrierInit(&ring.full[i], Ring::kExpands ? 9 : 1);
+        BarrierInit(&ring.empty[i], kMathThreads / 32);
+      }
+      for (int i = 0; i < 2 * Ring::kRawStages; ++i) {
+        BarrierInit(&ring.raw_full[0][i], 1);
+        BarrierInit(&ring.raw_empty[0][i], 4);
+      }
+      for (uint64_t& exchange : ring.exchange) BarrierInit(&exchange, 1);
+      BarrierInitFence();
+    }
+    if constexpr (kKind == TileKind::kFp4) {
+      MakeFp4CodeTable(ring.fp4_codes, static_cast<int>(threadIdx.x));
+    }
+    __syncthreads();
+  }
+
+  __device__ void Run() {
+    if (threadIdx.x >= kMathThreads) {
+      if constexpr (Ring::kExpands) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 48;");
+        Expand();
+      } else {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        if (threadIdx.x == kMathThreads) Produce();
+      }
+    } else {
+      if constexpr (Ring::kExpands) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+      } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+      }
+      Multiply();
+    }
+  }
+
+ private:
+  __device__ static int thread() { return static_cast<int>(threadIdx.x) % 128; }
+  __device__ static int warpgroup() { return static_cast<int>(threadIdx.x) / 128; }
+
+  // One thread.
+  __device__ void Produce() {
+    int step = 0;
+    for (int i = first_; i < work_.count(); i += stride_) {
+      const LargeTile tile = work_.tile(i);
+      for (int k = 0; k < tile.num_steps; ++k, ++step) {
+        const int stage = step % kLargeStages;
+        BarrierWait(&ring_.empty[stage], (step / kLargeStages & 1) ^ 1);
+        FetchX(tile, k, stage, kLargeRows * 128);
+        for (int h = 0; h < 2; ++h) {
+          BulkCopy(ring_.weights[stage] + h * 8192, tile.weights[h] + int64_t{k} * 8192, 8192,
+                   &ring_.full[stage]);
+        }
+      }
+    }
+  }
+
+  __device__ void FetchX(const LargeTile& tile, int k, int stage, uint32_t other_bytes) {
+    const auto bytes = static_cast<uint32_t>(tile.token_tiles) * 8192;
+    const uint32_t scale_bytes = Ring::kFp8X ? static_cast<uint32_t>(tile.token_tiles) * 256 : 0;
+    BarrierExpectBytes(&ring_.full[stage], bytes + scale_bytes + other_bytes);
+    BulkCopy(ring_.x[stage], tile.x + k * tile.x_step_bytes, bytes, &ring_.full[stage]);
+    if constexpr (Ring::kFp8X) {
+      BulkCopy(ring_.x_scales[stage], tile.x_scales + k * (tile.x_step_bytes / 128), scale_bytes,
+               &ring_.full[stage]);
+    }
+  }
+
+  // The weights that are to be expanded, on their way to the ring of them.
+  struct RawCursor {
+    int half;  // which of the row tiles
+    int index;
+    int block, num_blocks;
+    int issued;
+    const std::byte* weights;
+  };
+  __device__ void OpenRaw(RawCursor& c) {
+    if (c.index >= work_.count()) return;
+    const LargeTile tile = work_.tile(c.index);
+    c.weights = c.half == 0 ? tile.weights[0] : tile.weights[1];
+    c.block = 0;
+    c.num_blocks = tile.num_steps / Ring::kStepsPerRaw;
+  }
+  __device__ void FetchRaw(RawCursor& c) {
+    if (c.index >= work_.count()) return;
+    const int slot = c.issued % Ring::kRawStages;
+    BarrierWait(&ring_.raw_empty[c.half][slot], (c.issued / Ring::kRawStages & 1) ^ 1);
+    BarrierExpectBytes(&ring_.raw_full[c.half][slot], Ring::kTileBytes);
+    BulkCopy(ring_.raw[c.half][slot], c.weights + int64_t{c.block} * Ring::kTileBytes,
+             Ring::kTileBytes, &ring_.raw_full[c.half][slot]);
+    ++c.issued;
+    if (++c.block < c.num_blocks) return;
+    c.index += stride_;
+    OpenRaw(c);
+  }
+
+  // A warpgroup for each row tile; its first thread starts the copies of it, one of them x's.
+  __device__ void Expand() {
+    const int half = warpgroup() - kMathWarpgroups;
+    const bool leader = thread() == 0;
+    RawCursor cursor{half, first_, 0, 0, 0, nullptr};
+    if (leader) {
+      OpenRaw(cursor);
+      for (int i = 1; i < Ring::kRawStages; ++i) FetchRaw(cursor);
+    }
+    int step = 0;
+    for (int i = first_; i < work_.count(); i += stride_) {
+      const LargeTile tile = work_.tile(i);
+      const uint32_t largest[2] = {LargestScale(tile, half, 0), LargestScale(tile, half, 8)};
+      for (int k = 0; k < tile.num_steps; ++k, ++step) {
+        const int stage = step % kLargeStages, part = k % Ring::kStepsPerRaw;
+        const int raw = step / Ring::kStepsPerRaw, slot = raw % Ring::kRawStages;
+        if (leader && part == 0) FetchRaw(cursor);
+        BarrierWait(&ring_.empty[stage], (step / kLargeStages & 1) ^ 1);
+        if (leader && half == 0) FetchX(tile, k, stage, 0);
+        __syncwarp();
+        if (part == 0) BarrierWait(&ring_.raw_full[half][slot], raw / Ring::kRawStages & 1);
+        ExpandStep(tile, k, ring_.raw[half][slot],
+                   SharedAddress(ring_.weights[stage] + half * 8192), largest);
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        __syncwarp();
+        if (thread() % 32 == 0) {
+          BarrierArrive(&ring_.full[stage]);
+          if (part == Ring::kStepsPerRaw - 1) BarrierArrive(&ring_.raw_empty[half][slot]);
+        }
+      }
+    }
+  }
+
+  // In all four bytes.
+  __device__ static uint32_t LargestScale(const LargeTile& tile, int half, int row) {
+    if constexpr (kKind != TileKind::kFp4) return 0;
+    const uint8_t* largest = half == 0 ? tile.scales[0] : tile.scales[1];
+    return largest[thread() / 32 * 16 + thread() % 32 / 4 + row] * 0x01010101u;
+  }
+
+  __device__ void ExpandStep(const LargeTile& tile, int k, const std::byte* raw, uint32_t to,
+                             const uint32_t (&largest)[2]) {
+    if constexpr (kKind == TileKind::kFp4) {
+      ExpandFp4Tile(LoadFp4(raw, thread()), to, ring_.fp4_codes, largest, thread());
+    } else {
+      WidenFp8Half(LoadFp8(raw, k % 2, thread()), to, WideScale(Ue8m0Value(tile.scales[0][k / 2])),
+                   thread());
+    }
+  }
+
+  // The warpgroups that add up.
+  __device__ void Multiply() {
+    int step = 0;
+    LargeSums d;
+    for (int i = first_; i < work_.count(); i += stride_) {
+      const LargeTile tile = work_.tile(i);
+      for (auto& sums : d) {
+        for (float& x : sums) x = 0;
+      }
+      const int mine = (tile.token_tiles - warpgroup() + kMathWarpgroups - 1) / kMathWarpgroups;
+      if (mine == 2) {
+        AddSteps<2>(tile, step, d);
+      } else if (mine == 1) {
+        AddSteps<1>(tile, step, d);
+      } else {
+        AddSteps<0>(tile, step, d);
+      }
+      step += tile.num_steps;
+      work_.Write(i, d);
+    }
+  }
+
+  // kMine: of the four token tiles.
+  template <int kMine>
+  __device__ void AddSteps(const LargeTile& tile, int step, LargeSums& d) {
+    uint32_t next[2] = {ScaleByte(tile, 0, 0), ScaleByte(tile, 1, 0)};
+    for (int k = 0; k < tile.num_steps; ++k, ++step) {
+      const int stage = step % kLargeStages;
+      const float scales[2] = {Ue8m0Value(next[0]), Ue8m0Value(next[1])};
+      next[0] = ScaleByte(tile, 0, k + 1);
+      next[1] = ScaleByte(tile, 1, k + 1);
+      BarrierWait(&ring_.full[stage], step / kLargeStages & 1);
+      if constexpr (kMine == 0) {
+        Release(stage);
+      } else if constexpr (Ring::kFp8X) {
+        AddScaledStep<kMine>(stage, scales, d);
+      } else {
+        AddStep<kMine>(stage, d);
+      }
+    }
+  }
+
+  __device__ uint64_t XDescriptor(int stage, int token_tile) {
+    return SmemDescriptor(SharedAddress(ring_.x[stage] + token_tile * 8192));
+  }
+  __device__ uint64_t WeightDescriptor(int stage) {
+    return SmemDescriptor(SharedAddress(ring_.weights[stage]));
+  }
+  __device__ void Release(int stage) {
+    if (threadIdx.x % 32 == 0) BarrierArrive(&ring_.empty[stage]);
+  }
+
+  template <int kMine>
+  __device__ void AddStep(int stage, LargeSums& d) {
+    const uint64_t weights = WeightDescriptor(stage);
+    WgmmaFence();
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      const uint64_t x = XDescriptor(stage, warpgroup() + kMathWarpgroups * i);
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        Wgmma<WgmmaType::kBf16, kLargeRows>::FromSmem(d[i], x + 2 * q, weights + 2 * q, 1);
+      }
+    }
+    WgmmaCommit();
+    WgmmaWait<0>();
+    Release(stage);
+  }
+
+  __device__ static uint32_t ScaleByte(const LargeTile& tile, int half, int k) {
+    return kKind == TileKind::kFp8 && k < tile.num_steps ? __ldg(tile.scales[half] + k) : 127u;
+  }
+
+  template <int kMine>
+  __device__ void AddScaledStep(int stage, const float (&scales)[2], LargeSums& d) {
+    const float* x_scales = ring_.x_scales[stage] + thread() / 32 * 16 + thread() % 32 / 4;
+    const uint64_t weights = WeightDescriptor(stage);
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      const int token_tile = warpgroup() + kMathWarpgroups * i;
+      const float low = x_scales[token_tile * 64], high = x_scales[token_tile * 64 + 8];
+      const uint64_t x = XDescriptor(stage, token_tile);
+      float product[64];
+      WgmmaFence();
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        Wgmma<WgmmaType::kE4m3, kLargeRows>::FromSmem(product, x + 2 * q, weights + 2 * q, q != 0);
+      }
+      WgmmaCommit();
+      WgmmaWait<0>();
+      if (i == kMine - 1) Release(stage);
+      AddScaled(product, low, high, scales, d[i]);
+    }
+  }
+
+  __device__ static void AddScaled(const float (&product)[64], float low, float high,
+                                   const float (&scales)[2], float (&d)[64]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float low_scale = low * scales[h], high_scale = high * scales[h];
+#pragma unroll
+      for (int j = 8 * h; j < 8 * h + 8; ++j) {
+        d[4 * j] += product[4 * j] * low_scale;
+        d[4 * j + 1] += product[4 * j + 1] * low_scale;
+        d[4 * j + 2] += product[4 * j + 2] * high_scale;
+        d[4 * j + 3] += product[4 * j + 3] * high_scale;
+      }
+    }
+  }
+
+  Ring& ring_;
+  Work& work_;
+  const int first_, stride_;
+};
+
+}  // namespace fathom::kernels

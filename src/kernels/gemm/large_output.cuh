@@ -1,0 +1,79 @@
+// How the sums of a large product (gemm_large_sm90.cuh) leave the registers. In a quad of lanes
+// each lane has two neighbouring columns of every eight; it trades them so that what it writes is
+// 16 consecutive bytes. Device code only.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/quantize/quantize.cuh"
+#include "kernels/tiles.cuh"
+
+namespace fathom::kernels {
+
+// Lane q of a quad gets the q-th word of each lane, in lane order.
+__device__ inline void QuadTranspose(uint32_t (&v)[4]) {
+  const bool odd = (threadIdx.x & 1) != 0, upper = (threadIdx.x & 2) != 0;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? v[i] : v[i + 1], 1);
+    (odd ? v[i] : v[i + 1]) = got;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t got = __shfl_xor_sync(0xffffffffu, upper ? v[i] : v[i + 2], 2);
+    (upper ? v[i] : v[i + 2]) = got;
+  }
+}
+
+__device__ inline float QuadMax(float x) { return WarpMax<4>(x); }
+
+// One row's 128 columns of a thread's quad as BF16: sums d[4 j + first + {0, 1}]. `y`: column 0 of
+// the row, 16-byte aligned; null: only take part.
+__device__ inline void WriteBf16Row(const float (&d)[64], int first, __nv_bfloat16* y) {
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    uint32_t v[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      v[j] = PackBf16(d[16 * c + 4 * j + first], d[16 * c + 4 * j + first + 1]);
+    }
+    QuadTranspose(v);
+    if (y != nullptr) {
+      *reinterpret_cast<uint4*>(y + c * 32 + threadIdx.x % 4 * 8) = {v[0], v[1], v[2], v[3]};
+    }
+  }
+}
+
+// Four chunks of 16 FP8 codes of a row, of which this thread has `codes`: word c is the codes of
+// its columns of chunk c, {0, 1} low and {8, 9} high. Lane q gets chunk q.
+__device__ inline uint4 CodeChunk(uint32_t (&codes)[4]) {
+  QuadTranspose(codes);
+  return {__byte_perm(codes[0], codes[1], 0x5410), __byte_perm(codes[2], codes[3], 0x5410),
+          __byte_perm(codes[0], codes[1], 0x7632), __byte_perm(codes[2], codes[3], 0x7632)};
+}
+
+// 16 kChunks columns of a row, rounded to BF16 before, as FP8 codes with one scale. `token` -1:
+// only take part. Values: v[2 j + {0, 1}] are this thread's columns of the j-th eight.
+template <int kChunks>
+__device__ inline void WriteFp8Chunks(const float (&v)[4 * kChunks], float inverse,
+                                      const Fp8Tiles& y, int64_t token, int64_t column) {
+#pragma unroll
+  for (int c = 0; c < kChunks; c += 4) {
+    uint32_t codes[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* p = v + (c + i) * 4;
+      codes[i] = Fp8Codes(p[0] * inverse, p[1] * inverse) | Fp8Codes(p[2] * inverse, p[3] * inverse)
+                                                                << 16;
+    }
+    const uint4 chunk = CodeChunk(codes);
+    if (token >= 0) {
+      const int64_t at = column + (c + threadIdx.x % 4) * 16;
+      *reinterpret_cast<uint4*>(y.codes + Fp8TileOffset(token, at, y.row_groups)) = chunk;
+    }
+  }
+}
+
+}  // namespace fathom::kernels

@@ -1,0 +1,23 @@
+// What hyper_connection_cuda.h does between two sub-layers, for many tokens, in two launches. The
+// first ends the sub-layer (post) and multiplies the new streams with the mixers on tensor cores:
+// the streams are BF16, and a mixer's FP32 value is the sum of three BF16 values, so the products
+// are those of FP32. The second makes the gates, and of them the next sub-layer's input.
+#pragma once
+
+#include "kernels/hyper_connection/hyper_connection_cuda.h"
+
+namespace fathom::kernels {
+
+inline constexpr int64_t kLargeBoundaryTokens = 256;
+inline constexpr int64_t kMaxBoundaryPairs = 8;
+
+// The scratch of a step: sums of up to 132 blocks of 64 tokens, or of one block for each 64 tokens.
+constexpr int64_t BoundaryScratchFloats(int64_t num_tokens) {
+  const int64_t blocks = (num_tokens + 63) / 64;
+  return (blocks > 132 ? blocks : 132) * 64 * 32;
+}
+
+bool IsLargeBoundary(const CudaHyperConnectionParams& params);
+void LaunchLargeBoundary(const CudaHyperConnectionParams& params, device::Stream& stream);
+
+}  // namespace fathom::kernels
