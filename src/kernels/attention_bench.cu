@@ -1,7 +1,7 @@
 // Time of the attention kernels at the real shapes of V4 Flash and Pro, one layer of each kind, and
 // their share of what the memory (4.55 TB/s) or the tensor cores (785 TFLOP/s BF16, 1,320 FP8)
 // could do, whichever bounds them. Launches are timed in a graph of 16 layers, so that caches do
-// not hold the keys. `attention_bench [decode|prefill]`; both otherwise.
+// not hold the keys. `attention_bench [decode|prefill|long]`; all otherwise.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -21,10 +21,11 @@ namespace {
 constexpr int kLayers = 16;
 constexpr double kBytesPerUs = 4.55e6, kBf16PerUs = 785e6, kFp8PerUs = 1320e6;
 
-__global__ void FillWords(uint32_t* words, int64_t count, uint32_t mask, uint32_t base) {
+__global__ void FillWords(uint32_t* words, int64_t count, uint32_t mask, uint32_t base,
+                          uint32_t seed = 12345) {
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
        i += int64_t{gridDim.x} * blockDim.x) {
-    uint32_t x = static_cast<uint32_t>(i) * 2654435761u + 12345u;
+    uint32_t x = static_cast<uint32_t>(i) * 2654435761u + seed;
     x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
     words[i] = (x & mask) + base;
   }
@@ -50,7 +51,7 @@ class Bench {
     for (int64_t b = 0; b < num_blocks; ++b) {
       FillWords<<<32, 256, 0, native()>>>(
           reinterpret_cast<uint32_t*>(blocks + b * block_bytes + offset), bytes / 4, 0x0f0f0f0f,
-          0x70707070);
+          0x70707070, static_cast<uint32_t>(b) * 40503u);
     }
   }
   template <typename T>
@@ -192,8 +193,8 @@ class Layer {
     p.projected_stride = 64, p.weight_scale = 0.011f;
     p.max_entries = batch_.max_blocks * 64;
     p.workspace_bytes =
-        std::min(IndexWorkspaceBytes(tokens_, 64, p.max_entries),
-                 MinIndexWorkspaceBytes(tokens_, 64, p.max_entries) + (int64_t{128} << 20));
+        std::max(MinIndexWorkspaceBytes(tokens_, 64, p.max_entries),
+                 std::min(IndexWorkspaceBytes(tokens_, 64, p.max_entries), int64_t{1} << 30));
     p.workspace = bench_.Memory(p.workspace_bytes);
     p.counters = bench_.Memory(IndexCountersBytes(), 0);
     p.selected = bench_.Array<int32_t>(int64_t{tokens_} * p.topk);
@@ -220,7 +221,7 @@ class Layer {
     p.sink = bench_.Array<float>(p.num_heads);
     p.fresh = bench_.Array<__nv_bfloat16>(int64_t{tokens_} * 512, 0xbfffbfff);
     p.ratio = ratio, p.topk = model_.topk;
-    std::vector<int32_t> selected, counts;
+    std::vector<int32_t> selected;
     double keys = 0;
     for (int s = 0; s < step_.num_seqs; ++s) {
       for (int i = 0; i < step_.tokens_per_seq; ++i) {
@@ -229,11 +230,10 @@ class Layer {
         for (int k = 0; k < p.topk; ++k) {
           selected.push_back(static_cast<int32_t>(int64_t{k} * visible / p.topk));
         }
-        counts.push_back(count);
         keys += std::min(position + 1, 128) + (ratio == 4 ? count : ratio ? position / 128 : 0);
       }
     }
-    p.selected = bench_.Ints(selected), p.counts = bench_.Ints(counts);
+    p.selected = bench_.Ints(selected);
     p.out = {bench_.Array<__nv_bfloat16>(rows_ * p.num_heads * 512), rows_ / 8};
     p.workspace = bench_.Array<float>(SparseAttentionWorkspaceBytes(p.num_heads) / 4);
     const double us = bench_.Time([&](int layer) {
@@ -293,14 +293,17 @@ int Run(const char* what) {
     for (const int ratio : {0, 4, 128}) layer.Attend(ratio);
     bench.Free();
   };
-  if (std::strcmp(what, "prefill") != 0) {
+  const auto chosen = [&](const char* name) {
+    return std::strcmp(what, "all") == 0 || std::strcmp(what, name) == 0;
+  };
+  if (chosen("decode")) {
     for (const int seqs : {1, 8, 32, 128}) all(kFlash, {seqs, 1, 4096});
     for (const int context : {131072, 1048000}) all(kFlash, {1, 1, context});
     for (const int seqs : {1, 32}) all(kPro, {seqs, 1, 4096});
   }
-  if (std::strcmp(what, "decode") != 0) {
+  if (chosen("long")) all(kFlash, {1, 8192, 253952});
+  if (chosen("prefill")) {
     all(kFlash, {1, 8192, 0});
-    all(kFlash, {1, 8192, 253952});
     all(kPro, {1, 8192, 0});
   }
   return 0;

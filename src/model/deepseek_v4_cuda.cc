@@ -273,7 +273,6 @@ class CudaModel final : public DeepSeekV4 {
                                                                                    : 128,
                                                .compressed = compressed,
                                                .selected = ws_->selected,
-                                               .counts = ws_->num_selected,
                                                .topk = c_.index_topk,
                                                .out = {ws_->attention_out, row_groups(step)},
                                                .workspace = ws_->attention_workspace});

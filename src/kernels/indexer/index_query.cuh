@@ -25,6 +25,14 @@ __device__ __forceinline__ int ScoredEntries(const CudaBatch& batch, int topk, i
   return visible > topk ? visible : 0;
 }
 
+// What the FP4 code of x >= 0 stands for: nearest even, clamped. Adding 2^22 times the power of two
+// at or below x, or 1, leaves one bit behind that power.
+__device__ __forceinline__ float RoundToFp4(float x) {
+  const uint32_t power = max(__float_as_uint(x) & 0x7f800000u, 0x3f800000u);
+  const float shift = __uint_as_float(power + (22u << 23));
+  return fminf(__fsub_rn(__fadd_rn(x, shift), shift), 6.0f);
+}
+
 // The values of lane l: 4 * l .. 4 * l + 3. Quantizes them as the keys are, as FP8 codes of one
 // scale; returns that scale.
 __device__ inline float QuantizeQuery(const float (&x)[4], config::IndexKeyDType dtype,
@@ -34,18 +42,11 @@ __device__ inline float QuantizeQuery(const float (&x)[4], config::IndexKeyDType
   float scale;
   if (dtype == config::IndexKeyDType::kFp4) {
     const uint32_t block = Fp4Scale(WarpMax<8>(max));
-    const auto top = static_cast<uint32_t>(WarpMax(static_cast<float>(block)));
+    const uint32_t top = __reduce_max_sync(0xffffffffu, block);
     const float inverse = Ue8m0Inverse(block);
-    const float fold = exp2f(static_cast<float>(kFoldTop) - static_cast<float>(top - block));
-    constexpr float kValues[8] = {0, .5f, 1, 1.5f, 2, 3, 4, 6};
+    const float fold = Ue8m0Value(127 + kFoldTop - min(top - block, 126u));
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t code = Fp4Code(x[i] * inverse);
-      float magnitude = 0;
-#pragma unroll
-      for (uint32_t c = 1; c < 8; ++c) magnitude = (code & 7u) == c ? kValues[c] : magnitude;
-      v[i] = copysignf(magnitude * fold, x[i]);
-    }
+    for (int i = 0; i < 4; ++i) v[i] = copysignf(RoundToFp4(fabsf(x[i]) * inverse) * fold, x[i]);
     scale = Ue8m0Value(top) * (1.0f / (1 << kFoldTop));
   } else {
     const uint32_t block = Fp8Scale(WarpMax(max));
@@ -63,24 +64,38 @@ struct IndexQueryRow {
   float weight = 0;    // w_h times the row's scale
 };
 
+// What a query is made of, as the lane has it: loaded for several heads before any is made.
+struct RawIndexQuery {
+  uint2 values{0, 0};
+  float projected = 0;
+};
 // Zero past num_heads.
-__device__ inline IndexQueryRow MakeIndexQuery(const CudaIndexSelectParams& p, int64_t token,
-                                               int head, int lane) {
+__device__ __forceinline__ RawIndexQuery LoadIndexQuery(const CudaIndexSelectParams& p,
+                                                        int64_t token, int head, int lane) {
+  if (head >= p.num_heads) return {};
+  const auto* values =
+      reinterpret_cast<const uint2*>(p.q + (token * p.num_heads + head) * kIndexDim);
+  return {values[lane], __bfloat162float(p.projected[token * p.projected_stride + head])};
+}
+// The lane's two angles; the first half of the lanes have none.
+__device__ __forceinline__ float4 LoadIndexAngles(const CudaIndexSelectParams& p, int64_t token,
+                                                  int lane) {
+  if (lane < 16) return {1, 0, 1, 0};
+  return reinterpret_cast<const float4*>(p.angles + token * kRopeDim)[lane - 16];
+}
+
+__device__ inline IndexQueryRow MakeIndexQuery(const CudaIndexSelectParams& p,
+                                               const RawIndexQuery& raw, float4 angles, int lane) {
   IndexQueryRow row;
-  if (head >= p.num_heads) return row;
-  const uint2 raw =
-      reinterpret_cast<const uint2*>(p.q + (token * p.num_heads + head) * kIndexDim)[lane];
-  float2 a = UnpackBf16(raw.x), b = UnpackBf16(raw.y);
+  float2 a = UnpackBf16(raw.values.x), b = UnpackBf16(raw.values.y);
   if (lane >= 16) {
-    const float4 angles = reinterpret_cast<const float4*>(p.angles + token * kRopeDim)[lane - 16];
     a = RotatePair(a, {angles.x, angles.y});
     b = RotatePair(b, {angles.z, angles.w});
   }
   float x[4] = {RoundBf16(a.x), RoundBf16(a.y), RoundBf16(b.x), RoundBf16(b.y)};
   RotateIndexVectorWarp(x, lane);
   const float scale = QuantizeQuery(x, p.dtype, row.codes);
-  const float projected = __bfloat162float(p.projected[token * p.projected_stride + head]);
-  row.weight = RoundBf16(projected * p.weight_scale) * scale;
+  row.weight = RoundBf16(raw.projected * p.weight_scale) * scale;
   return row;
 }
 

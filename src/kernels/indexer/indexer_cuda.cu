@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/indexer/index_scores.cuh"
-#include "kernels/indexer/top_k.cuh"
+#include "kernels/indexer/select_decode.cuh"
 #include "kernels/launch.cuh"
 
 namespace fathom::kernels {
@@ -25,7 +25,8 @@ __global__ void __launch_bounds__(kQueryThreads)
   if (token >= p.batch.num_tokens || ScoredEntries(p.batch, p.topk, static_cast<int>(token)) == 0) {
     return;
   }
-  const IndexQueryRow query = MakeIndexQuery(p, token, head, lane);
+  const IndexQueryRow query = MakeIndexQuery(p, LoadIndexQuery(p, token, head, lane),
+                                             LoadIndexAngles(p, token, lane), lane);
   *reinterpret_cast<uint32_t*>(out.codes + QueryOffset(row, lane)) = query.codes;
   if (lane == 0) out.weights[row] = query.weight;
 }
@@ -40,8 +41,9 @@ struct SelectParams {
   int32_t* counts = nullptr;
 };
 
-__global__ void __launch_bounds__(kTopkThreads) SelectKernel(SelectParams p) {
-  extern __shared__ uint64_t topk_shared[];
+// A block a token; bits of its entries follow the shared memory of the selection.
+__global__ void __launch_bounds__(kSelectThreads, 3) SelectKernel(SelectParams p) {
+  extern __shared__ __align__(16) uint8_t dynamic[];
   const int token = p.first_token + blockIdx.x;
   const bool padding = p.batch.token_seq[token] < 0;
   const int visible = (p.batch.positions[token] + 1) / 4;
@@ -51,74 +53,37 @@ __global__ void __launch_bounds__(kTopkThreads) SelectKernel(SelectParams p) {
   int32_t* selected = p.selected + int64_t{token} * p.topk;
   if (threadIdx.x == 0) p.counts[token] = min(visible, p.topk);
   if (visible <= p.topk) {
-    for (int i = threadIdx.x; i < visible; i += kTopkThreads) selected[i] = i;
+    for (int i = threadIdx.x; i < visible; i += kSelectThreads) selected[i] = i;
     return;
   }
-  auto& shared = *reinterpret_cast<TopkShared*>(topk_shared);
-  TopkRow(p.scores + blockIdx.x * p.stride, visible, p.topk, shared,
-          reinterpret_cast<uint32_t*>(&shared + 1))
-      .Run(selected);
+  auto& shared = *reinterpret_cast<RankSelectShared*>(dynamic);
+  RankSelect select(shared, reinterpret_cast<uint32_t*>(&shared + 1),
+                    p.scores + blockIdx.x * p.stride, 0, visible, visible, p.topk);
+  select.CountScores();
+  select.Run(selected);
 }
 
-// Decode: a row's entries are shared out among up to gridDim.x blocks.
-struct SharedRows {
-  TopkCounters* counters = nullptr;  // [num_tokens]
-  uint64_t* candidates = nullptr;    // [num_tokens, kTopkCandidates]
-  uint32_t* bits = nullptr;          // [num_tokens, stride / 32]
-};
-constexpr int kEntriesOfPart = 8192;  // at least
-
-__global__ void __launch_bounds__(kTopkThreads)
-    SelectSharedKernel(SelectParams p, SharedRows rows) {
-  extern __shared__ uint64_t topk_shared[];
-  const int token = blockIdx.y, part = blockIdx.x;
-  const bool padding = p.batch.token_seq[token] < 0;
-  const int visible = (p.batch.positions[token] + 1) / 4;
-  WaitForPredecessor();
-  AllowSuccessor();
-  if (padding) return;
-  int32_t* selected = p.selected + int64_t{token} * p.topk;
-  const int wanted = (visible + kEntriesOfPart - 1) / kEntriesOfPart;
-  const int parts = max(1, min(static_cast<int>(gridDim.x), wanted));
-  if (part >= parts) return;
-  if (part == 0 && threadIdx.x == 0) p.counts[token] = min(visible, p.topk);
-  if (visible <= p.topk) {
-    for (int i = threadIdx.x; i < visible; i += kTopkThreads) selected[i] = i;
-    return;
-  }
-  auto& shared = *reinterpret_cast<TopkShared*>(topk_shared);
-  uint32_t* bits = rows.bits + token * (p.stride / 32);
-  uint64_t* candidates = rows.candidates + int64_t{token} * kTopkCandidates;
-  TopkRow row(p.scores + token * p.stride, visible, p.topk, shared,
-              reinterpret_cast<uint32_t*>(&shared + 1));
-  const int words = (visible + 31) / 32, per_part = (words + parts - 1) / parts;
-  const int first = part * per_part;
-  if (row.RunPart(rows.counters[token], first, min(first + per_part, words), parts, bits,
-                  candidates)) {
-    row.Finish(rows.counters[token], bits, candidates, selected);
-  }
+int NumMultiprocessors() {
+  static const int count = [] {
+    int device = 0, value = 0;
+    CHECK_EQ(cudaGetDevice(&device), cudaSuccess);
+    CHECK_EQ(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device), cudaSuccess);
+    return value;
+  }();
+  return count;
 }
 
-template <IndexKeyDType kType, int kHeads, int kTokens, int kGroups>
-void LaunchScores(const IndexScoreParams& p, int num_splits, device::Stream& stream) {
-  LaunchKernel(IndexScoreKernel<kType, kHeads, kTokens, kGroups>,
-               dim3(num_splits, (p.num_tokens + kTokens - 1) / kTokens), kGroups * 128,
-               sizeof(IndexScoreShared<kHeads, kTokens, kGroups>) + 1024, stream, p);
-}
-
-constexpr int kMultiprocessors = 132;
-
-template <int kHeads, int kTokens, int kGroups>
+template <int kHeads, int kTokens>
 void LaunchScores(const IndexScoreParams& p, device::Stream& stream) {
+  constexpr int kTokensOfBlock = kScoreGroups * kTokens;
   const int tiles = (p.in.max_entries + kIndexTile - 1) / kIndexTile;
-  const int token_blocks = (p.num_tokens + kTokens - 1) / kTokens;
-  const int splits =
-      std::clamp(kMultiprocessors / token_blocks, 1, (tiles + kGroups - 1) / kGroups);
-  if (p.in.dtype == IndexKeyDType::kFp4) {
-    LaunchScores<IndexKeyDType::kFp4, kHeads, kTokens, kGroups>(p, splits, stream);
-  } else {
-    LaunchScores<IndexKeyDType::kFp8, kHeads, kTokens, kGroups>(p, splits, stream);
-  }
+  const int token_blocks = (p.num_tokens + kTokensOfBlock - 1) / kTokensOfBlock;
+  const int splits = std::clamp(NumMultiprocessors() / token_blocks, 1, tiles);
+  const auto kernel = p.in.dtype == IndexKeyDType::kFp4
+                          ? IndexScoreKernel<IndexKeyDType::kFp4, kHeads, kTokens>
+                          : IndexScoreKernel<IndexKeyDType::kFp8, kHeads, kTokens>;
+  LaunchKernel(kernel, dim3(splits, token_blocks), kScoreThreads,
+               sizeof(IndexScoreShared<kHeads, kTokens>) + 1024, stream, p);
 }
 
 int HeadRows(int num_heads) { return num_heads <= 8 ? 8 : 64; }
@@ -127,27 +92,38 @@ bool IsDecode(int num_tokens, int num_heads) {
   return num_tokens <= kMaxIndexDecodeTokens && HeadRows(num_heads) == 64;
 }
 int64_t ScoreStride(int max_entries) { return (int64_t{max_entries} + 63) / 64 * 64; }
-// Besides the scores: a row's candidates and bits, or the queries.
-int64_t FixedBytes(int num_tokens, int num_heads, int max_entries) {
+// Blocks that a decode step's token is shared out among, at most; all tokens' run at once.
+int DecodeParts(int num_tokens, int max_entries) {
+  if (max_entries <= kEntriesOfOneBlock) return 1;
+  const int most = std::clamp(NumMultiprocessors() / num_tokens, 1, kMaxSelectParts);
+  return std::min(most, (max_entries - 1) / kEntriesOfPart + 1);
+}
+// Besides the scores: what blocks exchange, or the queries.
+int64_t FixedBytes(int num_tokens, int num_heads) {
   if (IsDecode(num_tokens, num_heads)) {
-    return num_tokens * (kTopkCandidates * 8 + ScoreStride(max_entries) / 8);
+    return std::max(num_tokens, NumMultiprocessors()) * int64_t{sizeof(SelectPart)};
   }
   return int64_t{num_tokens} * HeadRows(num_heads) * (kIndexDim + int64_t{sizeof(float)});
 }
 
-void SelectDecode(const CudaIndexSelectParams& p, IndexScoreParams score, SelectParams select,
-                  device::Stream& stream) {
-  score.num_tokens = p.batch.num_tokens;
-  score.counters = reinterpret_cast<TopkCounters*>(p.counters);
-  LaunchScores<64, 1, 4>(score, stream);
-  SharedRows rows{.counters = score.counters,
-                  .candidates = reinterpret_cast<uint64_t*>(p.workspace)};
-  rows.bits =
-      reinterpret_cast<uint32_t*>(rows.candidates + int64_t{p.batch.num_tokens} * kTopkCandidates);
-  const int parts = std::clamp(2 * kMultiprocessors / p.batch.num_tokens, 1,
-                               (p.max_entries + kEntriesOfPart - 1) / kEntriesOfPart);
-  LaunchKernel(SelectSharedKernel, dim3(parts, p.batch.num_tokens), kTopkThreads,
-               TopkSharedBytes(p.max_entries), stream, select, rows);
+constexpr int kMaxSharedEntries = 16384;
+
+void SelectDecode(const CudaIndexSelectParams& p, float* scores, device::Stream& stream) {
+  const int num_tokens = p.batch.num_tokens, parts = DecodeParts(num_tokens, p.max_entries);
+  SelectDecodeParams params{.in = p, .scores = scores, .stride = ScoreStride(p.max_entries)};
+  const int tiles = (p.max_entries + kIndexTile - 1) / kIndexTile;
+  const int most = std::max((tiles + parts - 1) / parts * kIndexTile,
+                            std::min(kEntriesOfOneBlock, tiles * kIndexTile));
+  params.shared_entries = std::min(most, kMaxSharedEntries);
+  params.part_words = most / 32;
+  params.counters = reinterpret_cast<SelectCounters*>(p.counters);
+  params.exchange = reinterpret_cast<SelectPart*>(p.workspace);
+  const auto kernel = p.dtype == IndexKeyDType::kFp4 ? SelectDecodeKernel<IndexKeyDType::kFp4>
+                                                     : SelectDecodeKernel<IndexKeyDType::kFp8>;
+  LaunchKernel(kernel, dim3(parts, num_tokens), kSelectThreads,
+               sizeof(SelectDecodeShared) + 1024 +
+                   (params.part_words + params.shared_entries) * sizeof(float),
+               stream, params);
 }
 
 void SelectRounds(const CudaIndexSelectParams& p, IndexScoreParams score, SelectParams select,
@@ -158,28 +134,31 @@ void SelectRounds(const CudaIndexSelectParams& p, IndexScoreParams score, Select
       reinterpret_cast<float*>(p.workspace + int64_t{num_tokens} * head_rows * kIndexDim);
   LaunchKernel(IndexQueryKernel, (num_tokens * head_rows + 7) / 8, kQueryThreads, 0, stream, p,
                score.queries, head_rows);
+  // Whole waves of blocks.
+  const int64_t wave = int64_t{NumMultiprocessors()} * kScoreGroups * (head_rows == 8 ? 8 : 2);
+  if (round_tokens > wave) round_tokens -= round_tokens % wave;
   for (int first = 0; first < num_tokens; first += score.num_tokens) {
     score.first_token = select.first_token = first;
     score.num_tokens = static_cast<int>(std::min<int64_t>(round_tokens, num_tokens - first));
     if (head_rows == 8) {
-      LaunchScores<8, 8, 4>(score, stream);
+      LaunchScores<8, 8>(score, stream);
     } else {
-      LaunchScores<64, 2, 3>(score, stream);
+      LaunchScores<64, 2>(score, stream);
     }
-    LaunchKernel(SelectKernel, score.num_tokens, kTopkThreads, TopkSharedBytes(p.max_entries),
-                 stream, select);
+    LaunchKernel(SelectKernel, score.num_tokens, kSelectThreads,
+                 sizeof(RankSelectShared) + (p.max_entries + 31) / 32 * 4, stream, select);
   }
 }
 
 }  // namespace
 
-int64_t IndexCountersBytes() { return kMaxIndexDecodeTokens * int64_t{sizeof(TopkCounters)}; }
+int64_t IndexCountersBytes() { return kMaxIndexDecodeTokens * int64_t{sizeof(SelectCounters)}; }
 int64_t IndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries) {
-  return FixedBytes(num_tokens, num_heads, max_entries) + num_tokens * ScoreStride(max_entries) * 4;
+  return FixedBytes(num_tokens, num_heads) + num_tokens * ScoreStride(max_entries) * 4;
 }
 int64_t MinIndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries) {
   const int rows = IsDecode(num_tokens, num_heads) ? num_tokens : 1;
-  return FixedBytes(num_tokens, num_heads, max_entries) + rows * ScoreStride(max_entries) * 4;
+  return FixedBytes(num_tokens, num_heads) + rows * ScoreStride(max_entries) * 4;
 }
 
 void Launch(const CudaIndexSelectParams& p, device::Stream& stream) {
@@ -187,20 +166,20 @@ void Launch(const CudaIndexSelectParams& p, device::Stream& stream) {
   if (num_tokens == 0) return;
   SelectParams select{.batch = p.batch, .topk = p.topk, .selected = p.selected, .counts = p.counts};
   if (!p.any_scoring || p.max_entries <= p.topk) {
-    LaunchKernel(SelectKernel, num_tokens, kTopkThreads, 0, stream, select);
+    LaunchKernel(SelectKernel, num_tokens, kSelectThreads, 0, stream, select);
     return;
   }
   CHECK_LE(p.num_heads, 64);
   CHECK_EQ(p.keys.entries_per_page, kIndexTile);
   CHECK_GE(p.workspace_bytes, MinIndexWorkspaceBytes(num_tokens, p.num_heads, p.max_entries));
-  const int64_t fixed = FixedBytes(num_tokens, p.num_heads, p.max_entries);
+  const int64_t fixed = FixedBytes(num_tokens, p.num_heads);
   IndexScoreParams score{.in = p,
                          .queries = {},
                          .scores = reinterpret_cast<float*>(p.workspace + fixed),
                          .stride = ScoreStride(p.max_entries)};
   select.scores = score.scores;
   select.stride = score.stride;
-  if (IsDecode(num_tokens, p.num_heads)) return SelectDecode(p, score, select, stream);
+  if (IsDecode(num_tokens, p.num_heads)) return SelectDecode(p, score.scores, stream);
   SelectRounds(p, score, select, (p.workspace_bytes - fixed) / (score.stride * 4), stream);
 }
 

@@ -5,7 +5,9 @@
 //     scale, are FP8 numbers exactly (blocks up to 2^14 apart); the row's scale is applied in FP32.
 //     The tensor core's own accumulation inside a dot product of 128 is accepted.
 //   Selection exact: higher score, then lower entry; all entries when there are at most topk.
-// Tokens that see at most topk entries are not scored. Deterministic.
+// Tokens that see at most topk entries are not scored. Deterministic, and the same in a step of any
+// size. In a step of few tokens, keys and angles are read before the wait (launch.cuh): the launch
+// just before must not write them. A token's blocks then wait for each other: they all fit at once.
 #pragma once
 
 #include <cuda_bf16.h>

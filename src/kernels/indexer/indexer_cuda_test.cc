@@ -22,7 +22,8 @@ struct Shape {
   int topk;
   IndexKeyDType dtype;
   std::vector<TestSequence> sequences;
-  int rounds = 1;  // the workspace holds the scores of 1 / rounds of the tokens
+  int rounds = 1;    // the workspace holds the scores of 1 / rounds of the tokens
+  float weight = 1;  // of all heads
 };
 
 class IndexSelectCudaTest : public CudaTest {
@@ -51,7 +52,7 @@ class IndexSelectCudaTest : public CudaTest {
     for (int t = 0; t < tokens; ++t) {
       RopeAngles(view.positions[static_cast<size_t>(t)], frequencies, angles.data() + t * 64);
     }
-    const float scale = 1 / std::sqrt(128.0f * static_cast<float>(heads));
+    const float scale = shape.weight / std::sqrt(128.0f * static_cast<float>(heads));
     const int max_entries = longest / 4 + 1;
 
     std::vector<device::Buffer> keep;
@@ -202,6 +203,14 @@ TEST_F(IndexSelectCudaTest, FewHeadsMatchTheCpu) {
 
 TEST_F(IndexSelectCudaTest, EqualScoresGoToTheLowerEntry) {
   Run({64, 512, IndexKeyDType::kFp4, {{30000, 1}, {9000, 3}}}, true);
+  Run({64, 512, IndexKeyDType::kFp4, {{250000, 1}}}, true);
+}
+
+TEST_F(IndexSelectCudaTest, TinyScoresMatchTheCpu) {
+  // All in the bin of the smallest scores.
+  for (const int computed : {3000, 12000, 60000}) {
+    Run({64, 512, IndexKeyDType::kFp4, {{computed, 1}}, 1, 0x1p-40f});
+  }
 }
 
 }  // namespace

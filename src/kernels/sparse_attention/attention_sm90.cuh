@@ -1,11 +1,11 @@
-// Attention of up to 64 heads of one token over a range of its key tiles, by one block: two
-// producer warpgroups widen keys into two tiles in shared memory; two consumer warpgroups take
+// Attention of up to 64 heads of one token over a range of its key tiles, by one block: a
+// producer warpgroup widens keys into two tiles in shared memory; two consumer warpgroups take
 // turns at the scores of a tile (heads are the rows of wgmma) and each adds the tile's values to
 // its half of the 512 output columns, which stay in registers. Device code only.
 #pragma once
 
 #include "kernels/gemm/wgmma.cuh"
-#include "kernels/rope/rope.cuh"
+#include "kernels/sparse_attention/head_rows.cuh"
 #include "kernels/sparse_attention/key_tile.cuh"
 #include "kernels/sparse_attention/wgmma_values.cuh"
 
@@ -16,7 +16,6 @@ inline constexpr int kConsumers = 256;
 inline constexpr int kAttentionThreads = kConsumers + kProducerThreads;
 inline constexpr int kProbabilityBytes = kHeadTile * 128;
 inline constexpr int kConsumerBarrier = 1;  // named
-inline constexpr float kLog2E = 1.4426950408889634f;
 
 // Dynamic shared memory, from a multiple of 1024.
 struct AttentionShared {
@@ -32,35 +31,6 @@ struct AttentionShared {
   uint64_t full[2], empty[2], ready[2];  // keys widened; tile free; probabilities written
 };
 inline constexpr size_t kAttentionSharedBytes = sizeof(AttentionShared) + 1024;
-
-// A head row on its way in: b(head norm), then rope. Lane l holds columns 8 l .. and 256 + 8 l ..,
-// packed; lanes from 24 the angles of theirs.
-__device__ __forceinline__ void NormAndRotate(uint4 (&row)[2], float eps, const float2 (&angles)[4],
-                                              int lane) {
-  float2 x[8];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    x[4 * half] = UnpackBf16(row[half].x), x[4 * half + 1] = UnpackBf16(row[half].y);
-    x[4 * half + 2] = UnpackBf16(row[half].z), x[4 * half + 3] = UnpackBf16(row[half].w);
-  }
-  float sum = 0;
-#pragma unroll
-  for (const float2& v : x) sum += RoundBf16(v.x * v.x) + RoundBf16(v.y * v.y);
-  const float mean = RoundBf16(WarpSum(sum) / static_cast<float>(kHeadDim));
-  const float scale = RoundBf16(1.0f / sqrtf(RoundBf16(mean + eps)));
-#pragma unroll
-  for (float2& v : x) v = {RoundBf16(v.x * scale), RoundBf16(v.y * scale)};
-  if (lane >= 24) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[4 + i] = RotatePair(x[4 + i], angles[i]);
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float2* v = x + 4 * half;
-    row[half] = {PackBf16(v[0].x, v[0].y), PackBf16(v[1].x, v[1].y), PackBf16(v[2].x, v[2].y),
-                 PackBf16(v[3].x, v[3].y)};
-  }
-}
 
 // The consumers' part: 8 warps, 8 head rows each, into shared memory; all loads first.
 __device__ inline void LoadQueries(const CudaSparseAttentionParams& p, int token, int first_head,

@@ -1,6 +1,8 @@
-// The blocks of attention (attention_sm90.cuh): one for each token, 64 heads and split of the keys;
-// with one split it writes the output, with more a second kernel adds the parts up.
+// Attention of steps of few heads and keys over all tokens (attention_decode.cuh), and of larger
+// ones (attention_sm90.cuh): a block for each token, 64 heads and split of the keys; with one split
+// it writes the output, with more a second kernel adds the parts up.
 #include "kernels/launch.cuh"
+#include "kernels/sparse_attention/attention_decode.cuh"
 #include "kernels/sparse_attention/attention_sm90.cuh"
 
 namespace fathom::kernels {
@@ -11,14 +13,6 @@ struct Parts {
   float* sums = nullptr;     // [num_tokens, num_heads, max_splits, 512]
   float2* scales = nullptr;  // [num_tokens, num_heads, max_splits]
 };
-
-// b(inverse rope(b(o))) of columns `column` and + 1.
-__device__ __forceinline__ uint32_t FinishPair(float2 o, int column, const float2* angles) {
-  if (column < kNumFp8) return PackBf16(o.x, o.y);
-  const float2 angle = angles[(column - kNumFp8) / 2];
-  const float2 y = RotatePair({RoundBf16(o.x), RoundBf16(o.y)}, {angle.x, -angle.y});
-  return PackBf16(y.x, y.y);
-}
 
 // Finished rows go through shared memory, so that whole 128-byte rows of tiles are written.
 __device__ void WriteOutput(const CudaSparseAttentionParams& p, const AttentionConsumer& sums,
@@ -81,11 +75,10 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     }
     BarrierInitFence();
   }
-  TokenKeys keys(p, token);
+  const TokenKeys keys(p, token);
   WaitForPredecessor();
   AllowSuccessor();
   if (keys.is_padding()) return;
-  keys.ReadCount();
   const KeySplits splits(keys.size(), max_splits);
   if (split >= splits.num_splits) return;
   const int first = split * splits.tiles_per_split;
@@ -117,11 +110,10 @@ __global__ void __launch_bounds__(kCombineThreads)
                   int max_splits) {
   const int head = blockIdx.x, token = blockIdx.y, column = 4 * threadIdx.x;
   __shared__ float weights[kTargetBlocks];
-  TokenKeys keys(p, token);
+  const TokenKeys keys(p, token);
   WaitForPredecessor();
   AllowSuccessor();
   if (keys.is_padding()) return;
-  keys.ReadCount();
   const int num_splits = KeySplits(keys.size(), max_splits).num_splits;
   const int64_t first = (int64_t{token} * p.num_heads + head) * max_splits;
   // Every warp finds the maximum and the sum; the first keeps the weights.
@@ -153,6 +145,27 @@ __global__ void __launch_bounds__(kCombineThreads)
   *reinterpret_cast<uint2*>(reinterpret_cast<uint8_t*>(p.out.values) + offset) = out;
 }
 
+// A step of few heads and keys over all tokens: how many splits a token then has; else 0.
+int DecodeSplits(const CudaSparseAttentionParams& p) {
+  const int blocks = p.batch.num_tokens * ((p.num_heads + kDecodeHeads - 1) / kDecodeHeads);
+  int keys = kWindow;
+  if (p.ratio == 4) keys += p.topk;
+  if (p.ratio == 128) keys += p.batch.max_blocks * p.compressed.entries_per_page;
+  int splits = kMaxDecodeSplits;
+  while (splits > 1 && blocks * splits > kTargetBlocks) splits /= 2;
+  const bool few = blocks * splits <= kTargetBlocks && keys <= splits * kMaxDecodeTiles * kKeyTile;
+  return few ? splits : 0;
+}
+
+void LaunchDecode(const CudaSparseAttentionParams& p, int splits, device::Stream& stream) {
+  const int tiles = (p.num_heads + kDecodeHeads - 1) / kDecodeHeads;
+  device::CheckCuda(cudaFuncSetAttribute(DecodeAttentionKernel,
+                                         cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+                    __FILE__, __LINE__);
+  LaunchClusters(DecodeAttentionKernel, dim3(splits, tiles, p.batch.num_tokens), splits,
+                 kDecodeThreads, kDecodeSharedBytes, stream, p);
+}
+
 int HeadTiles(int num_heads) { return (num_heads + kHeadTile - 1) / kHeadTile; }
 
 }  // namespace
@@ -165,6 +178,7 @@ int64_t SparseAttentionWorkspaceBytes(int num_heads) {
 
 void Launch(const CudaSparseAttentionParams& p, device::Stream& stream) {
   if (p.batch.num_tokens == 0) return;
+  if (const int splits = DecodeSplits(p); splits > 0) return LaunchDecode(p, splits, stream);
   const int head_tiles = HeadTiles(p.num_heads);
   const int blocks = p.batch.num_tokens * head_tiles;
   const int max_splits = std::max(1, kTargetBlocks / blocks);

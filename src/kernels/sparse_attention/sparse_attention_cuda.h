@@ -3,8 +3,11 @@
 // rope on the way out, into tiles for the grouped output product. K and V are the same entries.
 //   q = rope(b(head norm(q))); s = q . k * 512^-0.5, FP32; p = exp(s - m), the running maximum m;
 //   o = b(sum b(p) * k / (sum p + exp(sink - m))); out = b(inverse rope(o)).
-// A step of few tokens spreads a token's keys over blocks (splits); how many depends on num_tokens
-// and the token's keys only, so a step of the same shape gives the same bits.
+// A token of ratio 4 attends to the first min(topk, visible) of its selected entries.
+// A step of few tokens spreads a token's keys over blocks (splits); how many depends on num_tokens,
+// max_blocks and the token's keys only, so a step of the same shape gives the same bits. Pages,
+// entries, fresh and angles are read before the wait (launch.cuh): the launch just before must not
+// write them.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -30,7 +33,6 @@ struct CudaSparseAttentionParams {
   int ratio = 0;  // 0: window only; 4: the selected entries; 128: all visible ones
   PagedEntries compressed;
   const int32_t* selected = nullptr;  // [num_tokens, topk], ratio 4
-  const int32_t* counts = nullptr;    // [num_tokens], ratio 4
   int topk = 0;
   Bf16Tiles out;               // K = num_heads * 512
   float* workspace = nullptr;  // SparseAttentionWorkspaceBytes

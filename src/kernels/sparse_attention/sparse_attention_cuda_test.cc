@@ -57,7 +57,7 @@ class SparseAttentionCudaTest : public CudaTest {
     const auto upload = [this](const auto& v) { return Upload(v); };
     const auto gpu_q = Upload(q), gpu_fresh = Upload(fresh), gpu_sink = Upload(sink);
     const auto gpu_angles = Upload(angles), gpu_blocks = Upload(blocks), gpu_pages = Upload(pages);
-    const auto gpu_selected = Upload(selected), gpu_counts = Upload(counts);
+    const auto gpu_selected = Upload(selected);
     const int64_t rows = (tokens + padding + 7) / 8 * 8;
     const auto out = Poisoned(rows * heads * 1024);
     const auto workspace = Poisoned(SparseAttentionWorkspaceBytes(heads));
@@ -73,7 +73,6 @@ class SparseAttentionCudaTest : public CudaTest {
     p.ratio = shape.ratio;
     p.compressed = compressed(gpu_blocks.data());
     p.selected = As<const int32_t>(gpu_selected);
-    p.counts = As<const int32_t>(gpu_counts);
     p.topk = shape.topk;
     p.out = {As<__nv_bfloat16>(out), rows / 8};
     p.workspace = As<float>(workspace);
@@ -141,7 +140,6 @@ class SparseAttentionCudaTest : public CudaTest {
       }
       counts.push_back(taken);
     }
-    counts.resize(counts.size() + 2);
   }
 
   void Rope(std::vector<BFloat16>& x, int tokens, int heads, const std::vector<float>& angles,
@@ -176,7 +174,13 @@ TEST_F(SparseAttentionCudaTest, ManySequencesMatchTheCpu) {
   std::vector<TestSequence> sequences;
   for (int s = 0; s < 140; ++s) sequences.push_back({s * 19, 1});
   Run({64, 4, 512, sequences});
-  sequences.resize(9);
+  sequences.resize(16);
+  for (const size_t count : {16, 8, 5, 2}) {
+    sequences.resize(count);
+    Run({64, 4, 512, sequences});
+    Run({64, 128, 512, sequences});
+  }
+  sequences.assign(9, {700, 1});
   for (TestSequence& s : sequences) s.num_tokens = 4;
   Run({64, 128, 512, sequences});
 }

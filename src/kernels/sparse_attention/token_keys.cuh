@@ -20,7 +20,7 @@ struct KeyBytes {
 
 class TokenKeys {
  public:
-  // Reads the batch only: may be called before the wait for the predecessor.
+  // Reads the batch only, like all but Entry of ratio 4: may be called before the wait.
   __device__ TokenKeys(const CudaSparseAttentionParams& params, int token)
       : p_(params), token_(token), seq_(params.batch.token_seq[token]) {
     const int position = p_.batch.positions[token];
@@ -30,11 +30,20 @@ class TokenKeys {
     num_paged_ = max(0, computed - first_position_);
     num_window_ = position + 1 - first_position_;
     fresh_row_ = p_.batch.cu_seqlens_q[seq] + first_position_ - computed;
-    size_ = num_window_ + (p_.ratio == 128 ? (position + 1) / 128 : 0);
+    size_ = num_window_;
+    if (p_.ratio == 4) size_ += min((position + 1) / 4, p_.topk);
+    if (p_.ratio == 128) size_ += (position + 1) / 128;
   }
-  // After the wait: how many entries were selected.
-  __device__ void ReadCount() {
-    if (p_.ratio == 4) size_ = num_window_ + p_.counts[token_];
+
+  // The first keys, which do not depend on the selection: that may be of the launch before this.
+  __device__ int num_early() const { return p_.ratio == 4 ? num_window_ : size_; }
+  // Brings the block table near: one thread a line of it.
+  __device__ void PrefetchTable() const {
+    const int entries = min(static_cast<int>(blockDim.x), p_.batch.max_blocks / 32);
+    if (p_.ratio != 4 || static_cast<int>(threadIdx.x) >= entries) return;
+    const int32_t* line =
+        p_.batch.block_tables + int64_t{seq_} * p_.batch.max_blocks + threadIdx.x * 32;
+    asm volatile("{\n.reg .b32 x;\nld.global.ca.b32 x, [%0];\n}" ::"l"(line));
   }
 
   __device__ bool is_padding() const { return seq_ < 0; }

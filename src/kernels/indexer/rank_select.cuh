@@ -1,0 +1,347 @@
+// The exact topk of a token's scores by several blocks, each of which holds a part of its entries:
+// higher score first, then the lower entry. The blocks agree on the rank of the last chosen entry:
+// a histogram of monotone bins over all parts finds the bin of the k-th score; while too many share
+// it, so does a histogram of that bin alone; the few that are left are passed around. Equal scores
+// cost rounds, never a longer list. Every block then emits its chosen entries, ascending, behind
+// those of the blocks before it: they are bits in shared memory until then. Device code only.
+#pragma once
+
+#include "kernels/indexer/ranks.cuh"
+
+namespace fathom::kernels {
+
+inline constexpr int kSelectThreads = 512;
+inline constexpr int kSelectCandidates = 512;  // at most, that are passed around
+inline constexpr int kMaxSelectParts = 256;    // blocks of a token
+
+// What the blocks of one token share, in device memory: zero between launches.
+struct SelectCounters {
+  int bins[3][kRankBins];  // of rounds r, r + 1, r + 2
+  int arrived, left;
+  int unused[2];
+};
+// What a block tells the others of its token.
+struct SelectPart {
+  int above;  // entries chosen for sure
+  int num_candidates;
+  int unused[2];
+  uint64_t candidates[kSelectCandidates];
+};
+
+struct RankSelectShared {
+  alignas(16) int bins[kRankBins];
+  uint64_t candidates[kSelectCandidates];
+  uint64_t few[64];
+  uint64_t last;                             // rank of the last chosen entry
+  int part_candidates[kMaxSelectParts + 1];  // before each part
+  int warp_sums[kSelectThreads / 32];
+  int bin, missing, count;  // the bin of the k-th, how many of its `count` are chosen
+  int above, num_candidates, num_few;
+};
+
+class RankSelect {
+ public:
+  // The block is `part` of `parts` and holds scores[i - first] of entries [first, end); the token
+  // has `size`, more than topk. `bits`: shared memory for a bit an entry of the block. One of one
+  // part needs no counters nor exchange.
+  __device__ RankSelect(RankSelectShared& shared, uint32_t* bits, const float* scores, int first,
+                        int end, int size, int topk, int part = 0, int parts = 1,
+                        SelectCounters* counters = nullptr, SelectPart* exchange = nullptr)
+      : s_(shared),
+        bits_(bits),
+        scores_(scores),
+        first_(first),
+        end_(end),
+        size_(size),
+        topk_(topk),
+        part_(part),
+        parts_(parts),
+        counters_(counters),
+        exchange_(exchange) {}
+
+  // Counts the block's scores, where the caller has not: clears the bins first.
+  __device__ void CountScores() {
+    ClearBins<kRankBins>();
+    const int size = end_ - first_, step = kSelectThreads;
+    int i = threadIdx.x;
+    for (; i + 7 * step < size; i += 8 * step) {
+      float scores[8];
+#pragma unroll
+      for (int k = 0; k < 8; ++k) scores[k] = scores_[i + k * step];
+#pragma unroll
+      for (int k = 0; k < 8; ++k) atomicAdd(s_.bins + ScoreBin(scores[k]), 1);
+    }
+    for (; i < size; i += step) atomicAdd(s_.bins + ScoreBin(scores_[i]), 1);
+  }
+
+  // shared.bins counts the ScoreBin of the block's entries. `selected` is the token's.
+  __device__ void Run(int32_t* selected) {
+    MergeBins(0);
+    FindBin<kRankBins>(topk_);
+    RankRange range = RankRange::OfBin(s_.bin);
+    int rounds = 1;
+    for (; s_.count > s_.missing && s_.count > kSelectCandidates; ++rounds) {
+      range = range.Without(size_);
+      const int shift = range.ShiftForBins(kRankBins);
+      ClearBins<kRankBins>();
+      ForEachRank([&](uint64_t rank) { Count(rank, range, shift); });
+      MergeBins(rounds);
+      FindBin<kRankBins>(s_.missing);
+      range = range.Bin(s_.bin, shift);
+    }
+    // Too many to be listed: all of them are chosen.
+    num_listed_ = s_.count <= kSelectCandidates ? s_.count : 0;
+    Collect(range);
+    const int before = parts_ > 1 ? Exchange(rounds) : 0;
+    FindLast(range);
+    Emit(before, selected);
+  }
+
+ private:
+  static constexpr int kWarps = kSelectThreads / 32;
+
+  template <int kBins>
+  __device__ void ClearBins() {
+    for (int i = threadIdx.x; i < kBins; i += kSelectThreads) s_.bins[i] = 0;
+    __syncthreads();
+  }
+  __device__ void Count(uint64_t rank, const RankRange& range, int shift) {
+    if (range.Contains(rank)) atomicAdd(s_.bins + static_cast<int>((rank - range.low) >> shift), 1);
+  }
+  template <typename Body>
+  __device__ void ForEachRank(const Body& body) const {
+#pragma unroll 4
+    for (int i = first_ + static_cast<int>(threadIdx.x); i < end_; i += kSelectThreads) {
+      body(RankOf(scores_[i - first_], i));
+    }
+  }
+
+  // Waits for all blocks of the token; what they wrote before is visible after it.
+  __device__ void Meet() {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      expected_ += parts_;
+      __threadfence();
+      atomicAdd(&counters_->arrived, 1);
+      int arrived;
+      do {
+        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];"
+                     : "=r"(arrived)
+                     : "l"(&counters_->arrived)
+                     : "memory");
+      } while (arrived < expected_);
+      __threadfence();
+    }
+    __syncthreads();
+  }
+
+  // The block's bins become those of all blocks.
+  __device__ void MergeBins(int round) {
+    __syncthreads();
+    if (parts_ == 1) return;
+    int* bins = counters_->bins[round % 3];
+    for (int i = threadIdx.x; i < kRankBins; i += kSelectThreads) {
+      if (s_.bins[i] != 0) atomicAdd(bins + i, s_.bins[i]);
+    }
+    Meet();
+    for (int i = threadIdx.x; i < kRankBins / 4; i += kSelectThreads) {
+      reinterpret_cast<int4*>(s_.bins)[i] = __ldcg(reinterpret_cast<const int4*>(bins) + i);
+    }
+    if (round > 0) ClearRound(round - 1);
+    __syncthreads();
+  }
+  // All blocks have read it and meet again before its bins are used again.
+  __device__ void ClearRound(int round) const {
+    int* bins = counters_->bins[round % 3];
+    for (int i = part_ * kSelectThreads + static_cast<int>(threadIdx.x); i < kRankBins;
+         i += parts_ * kSelectThreads) {
+      bins[i] = 0;
+    }
+  }
+
+  // The bin in which the count from the top reaches `wanted`.
+  template <int kBins>
+  __device__ void FindBin(int wanted) {
+    constexpr int kEach = kBins / kSelectThreads;
+    const int first = kBins - (static_cast<int>(threadIdx.x) + 1) * kEach;  // downwards
+    alignas(16) int counts[kEach];
+    if constexpr (kEach % 4 == 0) {
+#pragma unroll
+      for (int i = 0; i < kEach; i += 4) {
+        *reinterpret_cast<int4*>(counts + i) = *reinterpret_cast<const int4*>(s_.bins + first + i);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) counts[i] = s_.bins[first + i];
+    }
+    int mine = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) mine += counts[i];
+    int total, above = BlockScan<kWarps>(mine, s_.warp_sums, total);
+    if (above < wanted && above + mine >= wanted) {
+#pragma unroll
+      for (int i = kEach - 1; i >= 0; --i) {
+        if (above < wanted && above + counts[i] >= wanted) {
+          s_.bin = first + i, s_.missing = wanted - above, s_.count = counts[i];
+        }
+        above += counts[i];
+      }
+    }
+    __syncthreads();
+  }
+
+  // Ranks above the range become bits and are counted, those within it are listed; or, where there
+  // are too many for that, all are chosen and become bits.
+  __device__ void Collect(const RankRange& range) {
+    if (threadIdx.x == 0) s_.num_candidates = s_.above = 0;
+    __syncthreads();
+    const bool list = num_listed_ > 0;
+    const auto low = static_cast<uint32_t>(range.low >> 32);
+    const auto high = static_cast<uint32_t>(range.high >> 32);
+    const int lane = threadIdx.x % 32, words = num_words();
+    int above = 0;
+#pragma unroll 4
+    for (int word = threadIdx.x / 32; word < words; word += kWarps) {
+      const int i = first_ + word * 32 + lane;
+      const uint32_t ordered = i < end_ ? OrderedScore(scores_[i - first_]) : 0;
+      bool sure = i < end_ && ordered > high;
+      if (i < end_ && ordered >= low && !sure) {
+        const uint64_t rank = RankKey(ordered, i);
+        if (!range.Contains(rank)) {
+          sure = rank > range.high;
+        } else if (list) {
+          s_.candidates[atomicAdd(&s_.num_candidates, 1)] = rank;
+        } else {
+          sure = true;
+        }
+      }
+      const uint32_t bits = __ballot_sync(0xffffffffu, sure);
+      if (lane == 0) bits_[word] = bits;
+      above += __popc(bits);
+    }
+    if (lane == 0) atomicAdd(&s_.above, above);
+    __syncthreads();
+  }
+  __device__ int num_words() const { return (end_ - first_ + 31) / 32; }
+
+  // Gathers the candidates of all blocks in the blocks' order. Returns how many entries of the
+  // blocks before this one are chosen for sure.
+  __device__ int Exchange(int rounds) {
+    const int thread = static_cast<int>(threadIdx.x), mine = s_.num_candidates;
+    SelectPart& part = exchange_[part_];
+    if (thread == 0) part.above = s_.above, part.num_candidates = mine;
+    for (int i = thread; num_listed_ > 0 && i < mine; i += kSelectThreads) {
+      part.candidates[i] = s_.candidates[i];
+    }
+    Meet();
+    if (thread == 0 && atomicAdd(&counters_->left, 1) == parts_ - 1) {
+      counters_->arrived = counters_->left = 0;
+    }
+    ClearRound(rounds - 1);
+    int above = 0, count = 0;
+    if (thread < parts_) {
+      above = __ldcg(&exchange_[thread].above), count = __ldcg(&exchange_[thread].num_candidates);
+    }
+    int all;
+    const int start = BlockScan<kWarps>(count, s_.warp_sums, all);
+    if (thread <= parts_) s_.part_candidates[thread] = start;
+    int before = thread < part_ ? above : 0;
+    BlockScan<kWarps>(before, s_.warp_sums, before);
+    for (int i = thread; i < num_listed_; i += kSelectThreads) {
+      const int from = PartOfCandidate(i);
+      const uint64_t* candidate = exchange_[from].candidates + i - s_.part_candidates[from];
+      s_.candidates[i] = __ldcg(reinterpret_cast<const unsigned long long*>(candidate));
+    }
+    return before;
+  }
+
+  // The last part before which there are at most i candidates.
+  __device__ int PartOfCandidate(int i) const {
+    int low = 0, high = parts_;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      if (s_.part_candidates[middle] <= i) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
+
+  // The rank of the last chosen entry: of the listed ones in the range, `missing` are chosen.
+  __device__ void FindLast(RankRange range) {
+    constexpr int kFew = sizeof(RankSelectShared::few) / 8;
+    int count = s_.count, missing = s_.missing;
+    __syncthreads();
+    for (; count > missing && count > kFew; count = s_.count, missing = s_.missing) {
+      range = range.Without(size_);
+      const int shift = range.ShiftForBins(kSelectThreads);
+      ClearBins<kSelectThreads>();
+      for (int i = threadIdx.x; i < num_listed_; i += kSelectThreads) {
+        Count(s_.candidates[i], range, shift);
+      }
+      __syncthreads();
+      FindBin<kSelectThreads>(missing);
+      range = range.Bin(s_.bin, shift);
+    }
+    if (threadIdx.x == 0) s_.last = range.low, s_.num_few = 0;
+    __syncthreads();
+    if (count == missing) return;
+    for (int i = threadIdx.x; i < num_listed_; i += kSelectThreads) {
+      const uint64_t rank = s_.candidates[i];
+      if (range.Contains(rank)) s_.few[atomicAdd(&s_.num_few, 1)] = rank;
+    }
+    __syncthreads();
+    if (static_cast<int>(threadIdx.x) < count) {
+      const uint64_t rank = s_.few[threadIdx.x];
+      int above = 0;
+      for (int i = 0; i < count; ++i) above += s_.few[i] > rank;
+      if (above == missing - 1) s_.last = rank;
+    }
+    __syncthreads();
+  }
+
+  // Entries of blocks before this one take `before` places and those of chosen candidates.
+  __device__ void Emit(int before, int32_t* selected) {
+    int chosen_before = 0;
+    for (int i = threadIdx.x; i < num_listed_; i += kSelectThreads) {
+      const uint64_t rank = s_.candidates[i];
+      const auto entry = static_cast<int>(0xffffffffu - static_cast<uint32_t>(rank));
+      if (rank < s_.last || entry >= end_) continue;
+      if (entry < first_) {
+        ++chosen_before;
+      } else {
+        atomicOr(bits_ + (entry - first_) / 32, 1u << ((entry - first_) % 32));
+      }
+    }
+    if (parts_ > 1) {
+      BlockScan<kWarps>(chosen_before, s_.warp_sums, chosen_before);
+    } else {
+      __syncthreads();
+    }
+    const int words = num_words(), each = (words + kSelectThreads - 1) / kSelectThreads;
+    const int begin = min(static_cast<int>(threadIdx.x) * each, words);
+    const int end = min(begin + each, words);
+    int count = 0, total;
+    for (int word = begin; word < end; ++word) count += __popc(bits_[word]);
+    int place = before + chosen_before + BlockScan<kWarps>(count, s_.warp_sums, total);
+    for (int word = begin; word < end; ++word) {
+      for (uint32_t left = bits_[word]; left != 0; left &= left - 1) {
+        selected[place++] = first_ + word * 32 + __ffs(left) - 1;
+      }
+    }
+  }
+
+  RankSelectShared& s_;
+  uint32_t* bits_;
+  const float* scores_;
+  int first_, end_, size_, topk_;
+  int part_, parts_;
+  SelectCounters* counters_;
+  SelectPart* exchange_;
+  int expected_ = 0;    // arrivals at the next meeting
+  int num_listed_ = 0;  // candidates of all blocks
+};
+
+}  // namespace fathom::kernels
