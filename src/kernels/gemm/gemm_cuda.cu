@@ -168,6 +168,7 @@ void Check(const CudaGemmParams& params) {
   CHECK_LE(params.num_problems, kMaxGemmProblems);
   for (int i = 0; i < params.num_problems; ++i) {
     const GemmProblem& p = params.problems[i];
+    CHECK(p.w.kind != TileKind::kFp4);
     CHECK_EQ(p.w.cols % TileMatrixCols(p.w.kind), 0);
     CHECK_LE(p.w.col_blocks(), kMaxColBlocks);
     CHECK_EQ(p.w.rows % (2 * p.groups), 0);

@@ -1,9 +1,10 @@
 // Weight products on a GPU: y[t, n] = sum over k of x[t, k] w[n, k] for weights in tiles
-// (weight_tiles.h) and activations in tiles (tiles.cuh). Several products that read the same or
-// different activations go in one launch; a block takes 64 or 128 rows of one of them. Sums are
-// FP32: within a block of 128 columns the tensor core's own for FP8, across blocks FP32; the result
-// is rounded once. With few tokens a cluster of blocks shares the columns and adds its parts in
-// rank order, so results repeat bit for bit.
+// (weight_tiles.h; FP4 ones are the experts', grouped_gemm/) and activations in tiles (tiles.cuh).
+// Several products that read the same or different activations go in one launch. Sums are FP32:
+// within a block of 128 columns the tensor core's own for FP8, across blocks FP32; the result is
+// rounded once. With few tokens a cluster of blocks shares the columns and adds its parts in rank
+// order, so results repeat bit for bit. Up to 32 tokens: gemm_stream_cuda.h; from 512 on:
+// gemm_large.h.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,7 @@ enum class GemmOutput : int32_t {
 
 struct GemmProblem {
   TiledMatrix w;
-  Fp8Tiles x_fp8;    // for kFp8 and kFp4
+  Fp8Tiles x_fp8;    // for kFp8
   Bf16Tiles x_bf16;  // for kBf16 and kFp8AsBf16
   // Rows of w are split evenly into groups; group g reads columns [g * cols, (g + 1) * cols) of x.
   int groups = 1;
