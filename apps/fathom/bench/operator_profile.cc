@@ -21,7 +21,7 @@ const std::multimap<std::string_view, std::string_view>& ProductsOfOperators() {
       {"input products", "compressors, ratio 128"},
       {"query products", "wq_b"},
       {"query products", "indexer wq_b"},
-      {"query products", "indexer weights_proj"},
+      {"input products", "indexer weights_proj"},
       {"index selection", "indexer scores"},
       {"attention", "attention, window"},
       {"attention", "attention, ratio 4"},
