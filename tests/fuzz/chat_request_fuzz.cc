@@ -8,46 +8,17 @@
 
 #include "api/openai/chat_request.h"
 #include "api/openai/completion_request.h"
-#include "api/scripted_engine.h"
 #include "base/check.h"
+#include "request_context.h"
 
 namespace {
 
 using namespace fathom;
 
-api::ApiOptions Options() {
-  api::ApiOptions options;
-  options.served_model_names = {"m"};
-  options.grammar.num_threads = 0;
-  return options;
-}
-
-const api::ServerContext& Context() {
-  static const auto tokenizer =
-      *text::Tokenizer::Load(FATHOM_SOURCE_DIR "/models/fathom-tiny/tokenizer.json");
-  static api::ScriptedEngine engine(  // nothing is generated here
-      [](const request::Request&) { return std::vector<int32_t>(); }, 1, 4096);
-  static MetricsRegistry metrics;
-  static const api::ServerContext context{
-      .options = Options(),
-      .model = {.root = "m", .special_tokens = *text::SpecialTokens::Find(*tokenizer)},
-      .engine = engine,
-      .tokenizer = *tokenizer,
-      .metrics = metrics,
-      .start_time = 0};
-  return context;
-}
-
-void CheckError(const api::ApiError& error) {
-  CHECK(error.status >= 400 && error.status < 500);
-  CHECK(!error.message.empty());
-  CHECK_EQ(error.message.find('\n'), std::string::npos);
-}
-
 void ReadChat(const json::Value& body) {
-  const auto request = api::openai::ParseChatRequest(body, Context());
+  const auto request = api::openai::ParseChatRequest(body, FuzzContext());
   if (!request.ok()) return CheckError(request.error());
-  const auto prompt = api::openai::EncodePrompt(*request, Context(), "scope");
+  const auto prompt = api::openai::EncodePrompt(*request, FuzzContext(), "scope");
   if (!prompt.ok()) return CheckError(prompt.error());
   CHECK(!prompt->empty());
   const api::OutputRules& rules = request->rules;
@@ -60,10 +31,10 @@ void ReadChat(const json::Value& body) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
-  const auto body = json::Parse(text, Context().options.limits.json);
+  const auto body = json::Parse(text, FuzzContext().options.limits.json);
   if (!body.ok() || !body->is_object()) return 0;
   ReadChat(*body);
-  const auto completion = api::openai::ParseCompletionRequest(*body, Context());
+  const auto completion = api::openai::ParseCompletionRequest(*body, FuzzContext());
   if (!completion.ok()) CheckError(completion.error());
   return 0;
 }
