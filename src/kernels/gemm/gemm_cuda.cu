@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(
 
   const auto col_blocks = static_cast<int>(p.w.col_blocks());
   const int per_rank = (col_blocks + grid.split - 1) / grid.split;
-  const bool fp8_x = p.w.kind == TileKind::kFp8 || p.w.kind == TileKind::kFp4;
+  const bool fp8_x = p.w.kind == TileKind::kFp8;
   const int64_t row_groups = fp8_x ? p.x_fp8.row_groups : p.x_bf16.row_groups;
   const int64_t group = p.groups == 1 ? 0 : at.row0 / (p.w.rows / p.groups);
   const int64_t x_block = group * col_blocks * (kWideX ? 2 : 1);
@@ -102,9 +102,7 @@ __global__ void __launch_bounds__(
       .weights = p.w.tiles + row_tile * row_tile_bytes,
       // The last block of an odd number of tiles reads its first one twice.
       .row_tile_bytes = row_tile + 1 < p.w.row_tiles() ? row_tile_bytes : 0,
-      .scales = p.w.scales == nullptr || p.w.kind == TileKind::kFp4
-                    ? nullptr
-                    : p.w.scales + at.row0 / 128 * col_blocks,
+      .scales = p.w.scales == nullptr ? nullptr : p.w.scales + at.row0 / 128 * col_blocks,
       .scales_stride = col_blocks,
       .x = x + (x_block * row_groups + at.token0 / 8) * kTileBytes,
       .x_scales = fp8_x ? p.x_fp8.scales + x_block * row_groups * 8 + at.token0 : nullptr,

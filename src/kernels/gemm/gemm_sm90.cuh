@@ -1,15 +1,15 @@
-// The inner part of every weight product on sm_90a: one block multiplies kWarpgroups * kTiles
-// consecutive tiles of 64 weight rows by up to kN tokens over a range of column blocks; warpgroup w
-// takes the tiles w, w + kWarpgroups, …. One warp
-// streams weights and activations through a ring in shared memory by bulk copies; the warpgroups
-// multiply: the weights are A of wgmma, the tokens B, so that few tokens waste little.
-// Weights do not depend on earlier kernels: their first stages are fetched before the block waits
-// for its predecessor.
+// The inner part of weight products of some tens to some hundreds of tokens on sm_90a
+// (weight_stream.cuh has fewer, gemm_large_sm90.cuh more): one block multiplies
+// kWarpgroups * kTiles consecutive tiles of 64 weight rows by up to kN tokens over a range of
+// column blocks; warpgroup w takes the tiles w, w + kWarpgroups, …. One warp streams weights and
+// activations through a ring in shared memory by bulk copies; the warpgroups multiply: the weights
+// are A of wgmma, the tokens B, so that few tokens waste little. Weights do not depend on earlier
+// kernels: their first stages are fetched before the block waits for its predecessor.
 #pragma once
 
 #include <cuda_bf16.h>
 
-#include "kernels/gemm/weight_codes.cuh"
+#include "kernels/gemm/stream_products.cuh"
 #include "kernels/gemm/weight_tiles.h"
 #include "kernels/gemm/wgmma.cuh"
 #include "kernels/launch.cuh"
@@ -201,13 +201,18 @@ class TileMultiplier {
     for (int i = 0; i < kTiles; ++i) {
       const int tile = i * kWarpgroups + static_cast<int>(threadIdx.x) / 128;
       if constexpr (kWideX) {
-        for (int c = 0; c < kCount; ++c) WidenedBlock(stage, tile, b + c, block + c, d[i]);
+        for (int c = 0; c < kCount; ++c) {
+          MultiplyWide<kN>(ring_.weights(stage, tile) + (b + c) * 8192,
+                           ring_.x(stage) + (b + c) * Shared::kXBlockBytes,
+                           ring_.weight_scales[tile / 2][block + c], d[i]);
+        }
       } else if (kind == TileKind::kFp8) {
         Fp8Blocks<kCount>(stage, tile, b, block, d[i]);
       } else if (kind == TileKind::kFp4) {
         for (int c = 0; c < kCount; ++c) Fp4Block(stage, tile, b + c, d[i]);
       } else {
-        Bf16Blocks<kCount>(stage, tile, b, d[i]);
+        MultiplyBf16<kN, kCount>(ring_.weights(stage, tile) + b * 8192,
+                                 ring_.x(stage) + b * Shared::kXBlockBytes, d[i]);
       }
     }
   }
@@ -254,49 +259,6 @@ class TileMultiplier {
       const float scale = ring_.weight_scales[tile / 2][block + i];
       AddScaled(product[i], &ring_.x_scales[stage][(b + i) * kN], scale, scale, d);
     }
-  }
-
-  template <int kCount>
-  __device__ void Bf16Blocks(int stage, int tile, int b, float (&d)[kAccumulators]) {
-    WgmmaFence();
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const uint64_t weights = WeightDescriptor(stage, tile, b + i);
-      const uint64_t x = XDescriptor(stage, b + i);
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        Wgmma<WgmmaType::kBf16, kN>::FromSmem(d, weights + 2 * q, x + 2 * q, 1);
-      }
-    }
-    WgmmaCommit();
-    WgmmaWait<0>();
-  }
-
-  // FP8 weights times BF16 activations: the codes become exact BF16 values in registers.
-  __device__ void WidenedBlock(int stage, int tile, int b, int block, float (&d)[kAccumulators]) {
-    const auto* chunks =
-        reinterpret_cast<const uint4*>(ring_.weights(stage, tile) + b * 8192) + thread();
-    const __nv_bfloat162 scale = WideScale(ring_.weight_scales[tile / 2][block]);
-    uint32_t a[8][4];
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      const uint4 chunk = chunks[c * 128];
-      const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        a[2 * c + w / 2][w % 2 * 2] = WidenFp8<0>(words[w], scale);
-        a[2 * c + w / 2][w % 2 * 2 + 1] = WidenFp8<1>(words[w], scale);
-      }
-    }
-    const uint64_t x = XDescriptor(stage, b);
-    WgmmaFence();
-#pragma unroll
-    for (int q = 0; q < 8; ++q) {
-      Wgmma<WgmmaType::kBf16, kN>::FromRegisters(d, a[q], x + q / 4 * (kN * 128 / 16) + q % 4 * 2,
-                                                 1);
-    }
-    WgmmaCommit();
-    WgmmaWait<0>();
   }
 
   // Eight FP4 codes to two registers of e4m3 codes times 2^shift.

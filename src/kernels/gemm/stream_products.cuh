@@ -1,6 +1,6 @@
-// The products of weight_stream.cuh, of one warpgroup: d += a row tile's column blocks times kN
-// tokens, both in shared memory (weight_tiles.h; tokens in tiles of 128-byte rows). What the tensor
-// cores cannot read as it is, is widened in registers.
+// The products of weight_stream.cuh and gemm_sm90.cuh, of one warpgroup: d += a row tile's column
+// blocks times kN tokens, both in shared memory (weight_tiles.h; tokens in tiles of 128-byte rows).
+// What the tensor cores cannot read as it is, is widened in registers.
 #pragma once
 
 #include <cuda_bf16.h>

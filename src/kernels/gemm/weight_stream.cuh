@@ -1,8 +1,8 @@
 // Weight products of few tokens on sm_90a, where reading the weights is all the work: one block
 // runs on a multiprocessor and streams the weights of its items, one after another, through one
-// ring in shared memory, never stopping between items. A block takes about half of the shared
-// memory and of the registers, so that the next product of the stream can fill its own ring before
-// it has to wait.
+// ring in shared memory, never stopping between items. With one pair of warpgroups a block takes
+// about half of the shared memory and of the registers, so that the next product of the stream can
+// fill its own ring before it has to wait.
 //
 // An item is 128 rows of weights (two row tiles, one for each of the two warpgroups) times up to kN
 // tokens. A cluster of `split` blocks works on the same items: block r on the r-th part of the
@@ -133,8 +133,8 @@ class WeightStream {
     }
   }
 
-  // The two warpgroups, for each of `count` items: writer.Begin(info), the products, and
-  // writer.Finish(info, inbox): Sum(inbox, k, row) for the tokens rank, rank + split, ….
+  // The other warps, for each of `count` items: writer.Begin(info), the products, and
+  // writer.Finish(info, inbox), which takes its sums with Sum2 and Sum4.
   template <typename Writer>
   __device__ void Consume(int count, Writer writer) {
     if (split_ > 1) ClusterWait();  // every block has started
