@@ -65,11 +65,13 @@ class HttpClient:
         assert events.pop() == "[DONE]"
         return [json.loads(event) for event in events]
 
-    def metric(self, name: str) -> float:
-        """The sum of a metric's series."""
-        values = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", self.get("/metrics").text, re.MULTILINE)
-        assert values, f"no metric {name}"
-        return sum(map(float, values))
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's series that have these labels."""
+        series = re.findall(rf"^{re.escape(name)}(\{{.*\}})? (\S+)$", self.get("/metrics").text, re.MULTILINE)
+        values = [float(value) for found, value in series
+                  if all(f'{label}="{wanted}"' in found for label, wanted in labels.items())]
+        assert values, f"no metric {name} {labels}"
+        return sum(values)
 
     def begin(self, path: str, body: Any) -> socket.socket:
         """Sends a request and returns its socket, with nothing of the answer read."""
