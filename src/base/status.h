@@ -49,6 +49,7 @@ inline Status NotFound(std::string m) { return {StatusCode::kNotFound, std::move
 inline Status OutOfMemory(std::string m) { return {StatusCode::kOutOfMemory, std::move(m)}; }
 inline Status BadModel(std::string m) { return {StatusCode::kBadModel, std::move(m)}; }
 inline Status DeviceError(std::string m) { return {StatusCode::kDevice, std::move(m)}; }
+inline Status PeerError(std::string m) { return {StatusCode::kPeer, std::move(m)}; }
 inline Status Unavailable(std::string m) { return {StatusCode::kUnavailable, std::move(m)}; }
 
 // The process exit code of a status: 0 done, 1 unexpected, 2 usage, 3 memory, 4 model, 5 device, 6

@@ -19,14 +19,14 @@ class FaultyModel final : public model::DeepSeekV4 {
   FaultyModel(model::DeepSeekV4& model, int num_good_steps)
       : model_(model), num_good_steps_(num_good_steps) {}
 
-  void Forward(const model::ForwardBatch& batch, const model::KvCacheView& kv, float* logits,
-               device::Stream& stream, model::ChoiceRecorder* recorder) override {
+  Status Forward(const model::ForwardBatch& batch, const model::KvCacheView& kv, float* logits,
+                 device::Stream& stream, model::ChoiceRecorder* recorder) override {
     model::ForwardBatch given = batch;
     if (num_good_steps_-- <= 0) {
       blocks_.assign(batch.block_tables.size(), 1 << 24);
       given.block_tables = blocks_;
     }
-    model_.Forward(given, kv, logits, stream, recorder);
+    return model_.Forward(given, kv, logits, stream, recorder);
   }
 
  private:

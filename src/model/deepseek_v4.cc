@@ -36,9 +36,9 @@ class DeepSeekV4Model final : public DeepSeekV4 {
         constants_{static_cast<float>(config.rms_norm_eps), static_cast<float>(config.hc_eps),
                    config.hc_sinkhorn_iters} {}
 
-  void Forward(const ForwardBatch& batch, const KvCacheView& kv, float* logits,
-               device::Stream& stream, ChoiceRecorder* recorder) override {
-    if (batch.token_ids.empty()) return;
+  Status Forward(const ForwardBatch& batch, const KvCacheView& kv, float* logits,
+                 device::Stream& stream, ChoiceRecorder* recorder) override {
+    if (batch.token_ids.empty()) return OkStatus();
     StepContext<T> step{.config = config_,
                         .layout = layout_,
                         .index_dtype = index_dtype_,
@@ -69,6 +69,7 @@ class DeepSeekV4Model final : public DeepSeekV4 {
       }
     }
     Logits(step, batch.logits_rows, logits);
+    return OkStatus();
   }
 
  private:

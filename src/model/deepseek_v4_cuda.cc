@@ -51,9 +51,9 @@ class CudaModel final : public DeepSeekV4 {
         constants_{static_cast<float>(config.rms_norm_eps), static_cast<float>(config.hc_eps),
                    config.hc_sinkhorn_iters} {}
 
-  void Forward(const ForwardBatch& batch, const KvCacheView& kv, float* logits,
-               device::Stream& stream, ChoiceRecorder* recorder) override {
-    if (batch.token_ids.empty()) return;
+  Status Forward(const ForwardBatch& batch, const KvCacheView& kv, float* logits,
+                 device::Stream& stream, ChoiceRecorder* recorder) override {
+    if (batch.token_ids.empty()) return OkStatus();
     if (options_.poison_scratch) {
       Check(cudaMemsetAsync(ws_->scratch, 0xff, static_cast<size_t>(ws_->scratch_bytes),
                             static_cast<cudaStream_t>(stream.native_handle())));
@@ -74,6 +74,7 @@ class CudaModel final : public DeepSeekV4 {
                         static_cast<int64_t>(batch.expert_ids.size_bytes())),
             stream);
     }
+    return OkStatus();
   }
 
  private:

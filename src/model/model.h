@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "config/model_config.h"
+#include "config/parallel_config.h"
 #include "kv_cache/kv_layout.h"
 
 namespace fathom::device {
@@ -16,9 +17,20 @@ class Device;
 class Stream;
 }  // namespace fathom::device
 
+namespace fathom::comm {
+class Transport;
+}  // namespace fathom::comm
+
 namespace fathom::model {
 
 class Weights;
+
+// One rank of those that run a model together. No transport: it is the only one.
+struct ModelRank {
+  config::ParallelConfig parallel;
+  config::RankPlace place;
+  comm::Transport* transport = nullptr;  // to all ranks; outlives the model
+};
 
 // Base addresses of the pools, in the memory of the model's device.
 struct KvCacheView {
@@ -49,6 +61,9 @@ struct ForwardBatch {
   std::span<const int32_t> first_window_page;  // [S]
   std::span<const int32_t> state_slots;        // [S]
   std::span<const int32_t> logits_rows;        // token rows whose logits are wanted, ascending
+  // How many tokens each data rank runs in this step, its own (T) among them: ranks that run none
+  // take part in what all do together. Empty: there is one data rank.
+  std::span<const int32_t> data_rank_tokens = {};
   // Out: [num_layers, T, experts per token], ids ascending, there when the stream has been
   // synchronized; empty: not wanted.
   std::span<int32_t> expert_ids;
@@ -90,9 +105,10 @@ class DeepSeekV4 {
   // Runs the batch, updates the KV cache, and writes FP32 logits [logits_rows.size(), vocab_size]
   // to `logits` (device memory), which has room for max_num_seqs rows at least: on a GPU a step of
   // decodes is padded. There the work is enqueued and the batch may change on return. `recorder`
-  // may be null.
-  virtual void Forward(const ForwardBatch& batch, const KvCacheView& kv, float* logits,
-                       device::Stream& stream, ChoiceRecorder* recorder) = 0;
+  // may be null. kPeer: another rank is gone, and this one can run nothing more; a broken device is
+  // told by whoever waits for the stream.
+  virtual Status Forward(const ForwardBatch& batch, const KvCacheView& kv, float* logits,
+                         device::Stream& stream, ChoiceRecorder* recorder) = 0;
 };
 
 Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4(const config::ModelConfig& config,

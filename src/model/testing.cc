@@ -112,19 +112,21 @@ void TestModel::Step(std::span<TestSequence* const> sequences, std::span<const i
   expert_ids_.assign(ids.size() * static_cast<size_t>(config_.num_layers) *
                          static_cast<size_t>(config_.num_experts_per_token),
                      -1);
-  model_->Forward({.token_ids = ids,
-                   .cu_seqlens_q = cu,
-                   .num_computed = computed,
-                   .block_tables = blocks,
-                   .max_blocks = max_blocks_,
-                   .window_tables = pages,
-                   .max_window_pages = max_pages_,
-                   .first_window_page = first_pages,
-                   .state_slots = slots,
-                   .logits_rows = rows,
-                   .expert_ids = expert_ids_},
-                  {blocks_.data(), pages_.data(), slots_.data()},
-                  reinterpret_cast<float*>(logits_.data()), *stream_, recorder);
+  const ForwardBatch batch{.token_ids = ids,
+                           .cu_seqlens_q = cu,
+                           .num_computed = computed,
+                           .block_tables = blocks,
+                           .max_blocks = max_blocks_,
+                           .window_tables = pages,
+                           .max_window_pages = max_pages_,
+                           .first_window_page = first_pages,
+                           .state_slots = slots,
+                           .logits_rows = rows,
+                           .expert_ids = expert_ids_};
+  CHECK(model_
+            ->Forward(batch, {blocks_.data(), pages_.data(), slots_.data()},
+                      reinterpret_cast<float*>(logits_.data()), *stream_, recorder)
+            .ok());
   CHECK(stream_->Copy(logits.data(), logits_.data(), static_cast<int64_t>(logits.size() * 4)).ok());
   CHECK(stream_->Synchronize().ok());
   size_t row = 0;

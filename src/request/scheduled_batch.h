@@ -52,6 +52,8 @@ struct ScheduledBatch {
   uint64_t step = 0;
   std::vector<ScheduledSequence> sequences;
   KvTransfers transfers = {};
+  // The tokens of each data rank in this step; empty: there is one.
+  std::vector<int32_t> data_rank_tokens = {};
   // A step may move memory only.
   bool empty() const { return sequences.empty() && transfers.empty(); }
   int num_tokens() const {

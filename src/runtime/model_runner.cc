@@ -111,7 +111,9 @@ Status ModelRunner::LaunchStep(const request::ScheduledBatch& batch) {
   for (const request::ScheduledSequence& s : batch.sequences) {
     step.result.sequences.emplace_back().request_id = s.request_id;
   }
-  if (!batch.sequences.empty()) RETURN_IF_ERROR(RunForward(batch, step));
+  const bool takes_part = std::any_of(batch.data_rank_tokens.begin(), batch.data_rank_tokens.end(),
+                                      [](int32_t num_tokens) { return num_tokens > 0; });
+  if (!batch.sequences.empty() || takes_part) RETURN_IF_ERROR(RunForward(batch, step));
   RETURN_IF_ERROR(ended_[static_cast<size_t>(step.place)]->Record(*stream_));
   steps_.push_back(std::move(step));
   return OkStatus();
@@ -139,6 +141,7 @@ Status ModelRunner::RunForward(const request::ScheduledBatch& batch, Step& step)
   step.is_late = NeedsTokensOfTheDevice(batch);
   if (!step.is_late) StartMasks(step);
   model::ForwardBatch view = device_batch_.View();
+  view.data_rank_tokens = batch.data_rank_tokens;
   const bool reports_experts =
       std::any_of(batch.sequences.begin(), batch.sequences.end(), WantsExperts);
   expert_ids_.resize(reports_experts ? view.token_ids.size() * NumExpertsPerRow() : 0);
@@ -147,7 +150,7 @@ Status ModelRunner::RunForward(const request::ScheduledBatch& batch, Step& step)
   // Grammars work while the forward runs; what else a draw needs is uploaded ahead of it.
   const bool is_early = !step.is_late && !masks_.is_working();
   if (is_early) RETURN_IF_ERROR(AddDeviceRows(step));
-  model_.Forward(view, kv_cache_.view(), logits_.device_data(), *stream_, nullptr);
+  RETURN_IF_ERROR(model_.Forward(view, kv_cache_.view(), logits_.device_data(), *stream_, nullptr));
   if (step.is_late) return OkStatus();
   if (!is_early) RETURN_IF_ERROR(AddDeviceRows(step));
   return Sample(step);

@@ -117,7 +117,8 @@ Status Scorer::RunStep(std::vector<Running>& group, ScoreVisitor& visitor,
     r.num_computed += num_tokens;
   }
   visitor.OnStep(places);
-  model_.Forward(device_batch_.View(), kv_cache_.view(), logits_.device_data(), *stream_, recorder);
+  RETURN_IF_ERROR(model_.Forward(device_batch_.View(), kv_cache_.view(), logits_.device_data(),
+                                 *stream_, recorder));
   RETURN_IF_ERROR(logits_.Fetch(0, places.size(), *stream_));
   for (Running& r : group) pool_.ReleaseUnreachable(r.table, r.num_computed);
   for (size_t i = 0; i < places.size(); ++i) visitor.OnLogits(places[i], logits_.row(i));

@@ -119,7 +119,7 @@ class CaseBench {
   Result<double> TimeStep(const model::StepShape& shape, int first_seq) {
     bench_.Prepare(shape, first_seq);
     const TimePoint begin = clock_.Now();
-    bench_.Forward();
+    RETURN_IF_ERROR(bench_.Forward());
     RETURN_IF_ERROR(bench_.Synchronize());
     return Seconds(clock_.Now() - begin);
   }
@@ -150,7 +150,7 @@ class CaseBench {
     RETURN_IF_ERROR(bench_.Rewind(shape.context_tokens));
     bench_.Prepare(shape);
     for (int i = 0; i < kSteps; ++i) {
-      bench_.Forward();
+      RETURN_IF_ERROR(bench_.Forward());
       timeline->Mark(bench_.stream());
     }
     ASSIGN_OR_RETURN(const std::vector<double> times, timeline->Take());

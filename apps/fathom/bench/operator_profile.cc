@@ -136,7 +136,7 @@ Result<std::vector<OperatorTime>> ProfileOperators(StepBench& bench, const model
   bench.Prepare(shape);
   for (int i = 0; i < repeats; ++i) {
     OperatorMarker marker(*timeline, bench.stream());
-    bench.Forward(&marker);
+    RETURN_IF_ERROR(bench.Forward(&marker));
     timeline->Mark(bench.stream());
     ASSIGN_OR_RETURN(runs.emplace_back(), timeline->Take());
     operators = marker.operators();

@@ -116,9 +116,9 @@ void StepBench::Prepare(const model::StepShape& shape, int first_seq) {
   }
 }
 
-void StepBench::Forward(model::ChoiceRecorder* recorder) {
-  session_.model->Forward(batch_.View(), kv(), reinterpret_cast<float*>(logits_.data()), *stream_,
-                          recorder);
+Status StepBench::Forward(model::ChoiceRecorder* recorder) {
+  return session_.model->Forward(batch_.View(), kv(), reinterpret_cast<float*>(logits_.data()),
+                                 *stream_, recorder);
 }
 
 Result<ExpertCounts> StepBench::CountExperts(const model::StepShape& shape, int first_seq) {
@@ -130,7 +130,8 @@ Result<ExpertCounts> StepBench::CountExperts(const model::StepShape& shape, int 
   std::vector<int32_t> ids(num_layers * per_layer);
   model::ForwardBatch batch = batch_.View();
   batch.expert_ids = ids;
-  session_.model->Forward(batch, kv(), reinterpret_cast<float*>(logits_.data()), *stream_, nullptr);
+  RETURN_IF_ERROR(session_.model->Forward(batch, kv(), reinterpret_cast<float*>(logits_.data()),
+                                          *stream_, nullptr));
   RETURN_IF_ERROR(Synchronize());
   ExpertCounts counts;
   for (size_t layer = 0; layer < num_layers; ++layer) {

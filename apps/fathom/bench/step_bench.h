@@ -33,7 +33,7 @@ class StepBench {
   // logits.
   void Prepare(const model::StepShape& shape, int first_seq = 0);
   // Enqueues the step that was prepared; again and again, if wanted.
-  void Forward(model::ChoiceRecorder* recorder = nullptr);
+  Status Forward(model::ChoiceRecorder* recorder = nullptr);
   Status Synchronize() { return stream_->Synchronize(); }
   // Prepare, Forward and Synchronize; what the layers chose.
   Result<ExpertCounts> CountExperts(const model::StepShape& shape, int first_seq = 0);

@@ -9,13 +9,14 @@ class StepGaps::MarkedModel final : public model::DeepSeekV4 {
   MarkedModel(StepGaps& gaps, std::unique_ptr<model::DeepSeekV4> model)
       : gaps_(gaps), model_(std::move(model)) {}
 
-  void Forward(const model::ForwardBatch& batch, const model::KvCacheView& kv, float* logits,
-               device::Stream& stream, model::ChoiceRecorder* recorder) override {
+  Status Forward(const model::ForwardBatch& batch, const model::KvCacheView& kv, float* logits,
+                 device::Stream& stream, model::ChoiceRecorder* recorder) override {
     gaps_.steps_.push_back(
         {static_cast<int>(batch.token_ids.size()), static_cast<int>(batch.num_computed.size())});
     gaps_.timeline_->Mark(stream);
-    model_->Forward(batch, kv, logits, stream, recorder);
+    const Status status = model_->Forward(batch, kv, logits, stream, recorder);
     gaps_.timeline_->Mark(stream);
+    return status;
   }
 
  private:

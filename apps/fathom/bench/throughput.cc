@@ -146,7 +146,7 @@ Result<double> DeviceStep(const ThroughputOptions& options, const ModelSession& 
                   .context_tokens = context,
                   .logits_rows = options.num_prompts});
   for (int i = 0; i < kSteps; ++i) {
-    bench->Forward();
+    RETURN_IF_ERROR(bench->Forward());
     timeline->Mark(bench->stream());
   }
   ASSIGN_OR_RETURN(const std::vector<double> times, timeline->Take());

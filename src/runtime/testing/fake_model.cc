@@ -74,9 +74,9 @@ kv_cache::KvLayout FakeLayout() {
   return layout;
 }
 
-void FakeModel::Forward(const model::ForwardBatch& batch, const model::KvCacheView& kv,
-                        float* logits, device::Stream& /*stream*/,
-                        model::ChoiceRecorder* /*recorder*/) {
+Status FakeModel::Forward(const model::ForwardBatch& batch, const model::KvCacheView& kv,
+                          float* logits, device::Stream& /*stream*/,
+                          model::ChoiceRecorder* /*recorder*/) {
   ++num_steps_;
   // All write before any reads, as the layers of a model do.
   for (size_t s = 0; s < batch.num_computed.size(); ++s) {
@@ -120,6 +120,7 @@ void FakeModel::Forward(const model::ForwardBatch& batch, const model::KvCacheVi
   }
   CHECK_EQ(row, batch.logits_rows.size());
   ReportExperts(batch);
+  return OkStatus();
 }
 
 FakeModel::Script ReplyWith(

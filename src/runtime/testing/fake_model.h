@@ -34,8 +34,8 @@ class FakeModel final : public model::DeepSeekV4 {
 
   FakeModel(int vocab_size, Script script) : vocab_size_(vocab_size), script_(std::move(script)) {}
 
-  void Forward(const model::ForwardBatch& batch, const model::KvCacheView& kv, float* logits,
-               device::Stream& stream, model::ChoiceRecorder* recorder) override;
+  Status Forward(const model::ForwardBatch& batch, const model::KvCacheView& kv, float* logits,
+                 device::Stream& stream, model::ChoiceRecorder* recorder) override;
 
   int64_t num_steps() const { return num_steps_; }
 

@@ -135,8 +135,11 @@ void PrefixHarness::Forward(Sequence& s, std::span<const int32_t> token_ids, Log
   batch_.Clear();
   batch_.AddSequence(token_ids, static_cast<int32_t>(s.num_computed), s.kv.table);
   for (size_t i = 0; i < token_ids.size(); ++i) batch_.AddLogitsRow(i);
-  model_.model->Forward(batch_.View(), memory_.view(),
-                        reinterpret_cast<float*>(model_.logits.data()), *model_.stream, recorder);
+  ASSERT_TRUE(model_.model
+                  ->Forward(batch_.View(), memory_.view(),
+                            reinterpret_cast<float*>(model_.logits.data()), *model_.stream,
+                            recorder)
+                  .ok());
   const auto vocab = static_cast<size_t>(model_.config.vocab_size);
   std::vector<float> logits(rows == nullptr ? 0 : token_ids.size() * vocab);
   if (rows != nullptr) {

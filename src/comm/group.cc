@@ -1,0 +1,83 @@
+#include "comm/group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/float_types.h"
+
+namespace fathom::comm {
+namespace {
+
+std::vector<Group::Range> Everywhere(size_t count, int size) {
+  return std::vector<Group::Range>(static_cast<size_t>(size), {0, static_cast<int64_t>(count)});
+}
+
+}  // namespace
+
+Group::Group(Transport& transport, std::vector<int> members)
+    : transport_(transport), members_(std::move(members)) {
+  const auto own = std::find(members_.begin(), members_.end(), transport.rank());
+  CHECK(own != members_.end());
+  rank_ = static_cast<int>(own - members_.begin());
+}
+
+template <typename T>
+Status Group::AllReduce(std::span<T> values) {
+  return ReduceScatter(values, Everywhere(values.size(), size()));
+}
+
+template <typename T>
+Status Group::ReduceScatter(std::span<T> values, std::span<const Range> ranges) {
+  if (size() == 1) return OkStatus();
+  CHECK_EQ(ranges.size(), members_.size());
+  const auto [begin, end] = ranges[static_cast<size_t>(rank_)];
+  const auto count = static_cast<size_t>(end - begin);
+  scratch_.resize(members_.size() * count * sizeof(T));
+  T* const received = reinterpret_cast<T*>(scratch_.data());
+  std::vector<Outgoing> outgoing;
+  std::vector<Incoming> incoming;
+  for (size_t m = 0; m < members_.size(); ++m) {
+    if (static_cast<int>(m) == rank_) continue;
+    const auto& range = ranges[m];
+    outgoing.push_back(
+        {members_[m], std::as_bytes(values.subspan(static_cast<size_t>(range.begin),
+                                                   static_cast<size_t>(range.end - range.begin)))});
+    incoming.push_back(
+        {members_[m], std::as_writable_bytes(std::span(received + m * count, count))});
+  }
+  RETURN_IF_ERROR(transport_.Exchange(outgoing, incoming));
+  T* const own = values.data() + begin;
+  for (size_t i = 0; i < count; ++i) {
+    float sum = 0;
+    for (size_t m = 0; m < members_.size(); ++m) {
+      sum += static_cast<float>(static_cast<int>(m) == rank_ ? own[i] : received[m * count + i]);
+    }
+    own[i] = T(sum);
+  }
+  return OkStatus();
+}
+
+Status Group::AllGather(std::span<std::byte> all, std::span<const Range> ranges) {
+  if (size() == 1) return OkStatus();
+  CHECK_EQ(ranges.size(), members_.size());
+  const auto part = [&](size_t m) {
+    return all.subspan(static_cast<size_t>(ranges[m].begin),
+                       static_cast<size_t>(ranges[m].end - ranges[m].begin));
+  };
+  std::vector<Outgoing> outgoing;
+  std::vector<Incoming> incoming;
+  for (size_t m = 0; m < members_.size(); ++m) {
+    if (static_cast<int>(m) == rank_) continue;
+    outgoing.push_back({members_[m], part(static_cast<size_t>(rank_))});
+    incoming.push_back({members_[m], part(m)});
+  }
+  return transport_.Exchange(outgoing, incoming);
+}
+
+template Status Group::AllReduce(std::span<float>);
+template Status Group::AllReduce(std::span<BFloat16>);
+template Status Group::ReduceScatter(std::span<float>, std::span<const Range>);
+template Status Group::ReduceScatter(std::span<BFloat16>, std::span<const Range>);
+
+}  // namespace fathom::comm

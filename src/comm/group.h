@@ -1,0 +1,48 @@
+// Group: the ranks that compute one thing together, and what they do together. One object a rank,
+// used by its thread; every member calls the same operations in the same order. Sums are taken in
+// FP32 in the order of the members and rounded once, so that all members have the same bits. The
+// transport outlives it. kPeer: as Transport::Exchange.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "comm/transport.h"
+
+namespace fathom::comm {
+
+class Group {
+ public:
+  // `members`: ranks of the transport, its own among them, in the same order at each of them.
+  Group(Transport& transport, std::vector<int> members);
+
+  int rank() const { return rank_; }  // its own place among the members
+  int size() const { return static_cast<int>(members_.size()); }
+
+  // values[i] = the sum of all members'. T: float or BFloat16.
+  template <typename T>
+  Status AllReduce(std::span<T> values);
+
+  // Member m has the values [offsets[m], offsets[m + 1]) of a vector; its own become the sum of
+  // all members' for that range. Ranges may be empty, and may be the same for several members.
+  struct Range {
+    int64_t begin = 0;
+    int64_t end = 0;
+  };
+  template <typename T>
+  Status ReduceScatter(std::span<T> values, std::span<const Range> ranges);
+
+  // all[ranges[m]] becomes member m's; its own range is there already. In bytes.
+  Status AllGather(std::span<std::byte> all, std::span<const Range> ranges);
+
+ private:
+  Transport& transport_;
+  std::vector<int> members_;
+  int rank_ = 0;
+  std::vector<std::byte> scratch_;
+};
+
+}  // namespace fathom::comm
