@@ -8,35 +8,6 @@
 namespace fathom::checkpoint {
 namespace {
 
-const char* PartName(const TensorSpec& spec) {
-  if (spec.draft) return "draft";
-  switch (spec.part) {
-    case TensorPart::kEmbedding:
-      return "embedding";
-    case TensorPart::kHead:
-      return "head";
-    case TensorPart::kAttention:
-      return "attention";
-    case TensorPart::kCompressor:
-      return "compressor";
-    case TensorPart::kIndexer:
-      return "indexer";
-    case TensorPart::kRouter:
-      return "router";
-    case TensorPart::kExperts:
-      return "experts";
-    case TensorPart::kSharedExperts:
-      return "shared_experts";
-    case TensorPart::kHyperConnections:
-      return "hyper_connections";
-    case TensorPart::kNorms:
-      return "norms";
-    case TensorPart::kDraftHeads:
-      return "draft";
-  }
-  return "";
-}
-
 int64_t NumParams(const TensorSpec& spec) {
   switch (spec.values.pattern) {
     case Pattern::kScales:

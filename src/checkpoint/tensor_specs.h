@@ -49,6 +49,9 @@ struct TensorSpec {
   ValueRule values;
 };
 
+// What summaries call the part: "experts", "attention", …; all of a draft block is "draft".
+const char* PartName(const TensorSpec& spec);
+
 // In the order of the model: embedding, layers, final norm and head, drafts.
 std::vector<TensorSpec> MakeTensorSpecs(const config::ModelConfig& config);
 

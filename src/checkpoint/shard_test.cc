@@ -1,0 +1,224 @@
+#include "checkpoint/shard.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "checkpoint/test_configs.h"
+
+namespace fathom::checkpoint {
+namespace {
+
+using config::ModelConfig;
+using config::ParallelConfig;
+using config::RankPlace;
+
+std::vector<std::byte> ReadAll(const TensorSource& source, const TensorInfo& tensor) {
+  std::vector<std::byte> bytes(static_cast<size_t>(tensor.bytes));
+  EXPECT_TRUE(source.Read(tensor, 0, bytes).ok());
+  return bytes;
+}
+
+Shard MustMakeShard(const ModelConfig& config, const ParallelConfig& parallel, int rank) {
+  Result<Shard> shard = MakeShard(config, parallel, PlaceOf(parallel, rank));
+  EXPECT_TRUE(shard.ok()) << shard.status().message();
+  return *shard;
+}
+
+// A small model whose sizes can be cut in two and in four.
+ModelConfig Config() {
+  return MustParseConfig(WithFields("tiny", {{"num_attention_heads", "8"},
+                                             {"o_groups", "4"},
+                                             {"moe_intermediate_size", "512"},
+                                             {"vocab_size", "1000"}}));
+}
+
+TEST(Shard, RanksAreNumberedTensorFirstThenDataThenStage) {
+  const ParallelConfig parallel{
+      .tensor_parallel_size = 2, .data_parallel_size = 3, .pipeline_parallel_size = 2};
+  for (int rank = 0; rank < 12; ++rank) {
+    const RankPlace place = PlaceOf(parallel, rank);
+    EXPECT_EQ(RankOf(parallel, place), rank);
+    EXPECT_EQ(place.tensor, rank % 2);
+    EXPECT_EQ(place.pipeline, rank / 6);
+  }
+}
+
+TEST(Shard, OneRankHasTheWholeModel) {
+  const ModelConfig config = Config();
+  const Shard shard = MustMakeShard(config, {}, 0);
+  const auto whole = MakeSyntheticSource(config, 1);
+  const auto source = MakeShardedSource(*whole, config, shard);
+  ASSERT_EQ(source->tensors().size(), whole->tensors().size());
+  for (size_t i = 0; i < source->tensors().size(); ++i) {
+    EXPECT_EQ(source->tensors()[i].name, whole->tensors()[i].name);
+    EXPECT_EQ(source->tensors()[i].shape, whole->tensors()[i].shape);
+  }
+  EXPECT_EQ(shard.config.num_heads, config.num_heads);
+  EXPECT_EQ(shard.config.num_draft_blocks, config.num_draft_blocks);
+}
+
+// What a rank's source must be: tensors of its own config, but for the experts of other ranks and
+// what only the ends of the model have.
+TEST(Shard, ItsTensorsAreThoseOfItsConfig) {
+  const ModelConfig config = Config();
+  const auto whole = MakeSyntheticSource(config, 1);
+  for (const ParallelConfig& parallel :
+       {ParallelConfig{.tensor_parallel_size = 2}, ParallelConfig{.tensor_parallel_size = 4},
+        ParallelConfig{.pipeline_parallel_size = 3},
+        ParallelConfig{.tensor_parallel_size = 2, .pipeline_parallel_size = 2}}) {
+    for (int rank = 0; rank < parallel.world_size(); ++rank) {
+      const Shard shard = MustMakeShard(config, parallel, rank);
+      const auto source = MakeShardedSource(*whole, config, shard);
+      for (const TensorInfo& expected : ExpectedTensors(shard.config)) {
+        const TensorInfo* const tensor = source->Find(expected.name);
+        const bool is_end =
+            !expected.name.starts_with("layers.") && !expected.name.starts_with("mtp.");
+        if (tensor == nullptr) {
+          EXPECT_TRUE(is_end && parallel.pipeline_parallel_size > 1) << expected.name;
+        } else if (expected.name == "head.weight") {
+          EXPECT_EQ(tensor->shape[0], shard.vocabulary.size());
+        } else {
+          EXPECT_EQ(tensor->shape, expected.shape) << expected.name;
+        }
+      }
+    }
+  }
+}
+
+// Puts the slices of all ranks of a split axis together again.
+void ExpectSlicesMakeTheWhole(const ModelConfig& config, const ParallelConfig& parallel,
+                              const std::string& name, int axis) {
+  SCOPED_TRACE(name);
+  const auto whole = MakeSyntheticSource(config, 1);
+  const TensorInfo& tensor = *whole->Find(name);
+  const auto bytes = ReadAll(*whole, tensor);
+  const int64_t rows = tensor.shape[0];
+  std::vector<std::vector<std::byte>> joined(static_cast<size_t>(axis == 0 ? 1 : rows));
+  for (int rank = 0; rank < parallel.world_size(); ++rank) {
+    const auto source = MakeShardedSource(*whole, config, MustMakeShard(config, parallel, rank));
+    const TensorInfo* const slice = source->Find(name);
+    ASSERT_NE(slice, nullptr);
+    const auto part = ReadAll(*source, *slice);
+    const size_t piece = part.size() / joined.size();
+    for (size_t r = 0; r < joined.size(); ++r) {
+      const auto begin = part.begin() + static_cast<int64_t>(r * piece);
+      joined[r].insert(joined[r].end(), begin, begin + static_cast<int64_t>(piece));
+    }
+  }
+  std::vector<std::byte> all;
+  for (const auto& row : joined) all.insert(all.end(), row.begin(), row.end());
+  EXPECT_EQ(all, bytes);
+}
+
+TEST(Shard, TensorRanksTogetherHoldWhatIsSplit) {
+  const ModelConfig config = Config();
+  for (const int size : {2, 4}) {
+    const ParallelConfig parallel{.tensor_parallel_size = size};
+    for (const char* name :
+         {"layers.2.attn.wq_b.weight", "layers.2.attn.wq_b.scale", "layers.2.attn.attn_sink",
+          "layers.2.attn.wo_a.weight", "layers.2.attn.wo_a.scale",
+          "layers.3.ffn.experts.5.w1.weight", "layers.3.ffn.experts.5.w3.scale",
+          "layers.3.ffn.shared_experts.w1.weight", "layers.3.ffn.shared_experts.w3.scale",
+          "head.weight", "mtp.0.attn.wq_b.weight"}) {
+      ExpectSlicesMakeTheWhole(config, parallel, name, 0);
+    }
+    for (const char* name :
+         {"layers.2.attn.wo_b.weight", "layers.2.attn.wo_b.scale",
+          "layers.3.ffn.experts.5.w2.weight", "layers.3.ffn.experts.5.w2.scale",
+          "layers.3.ffn.shared_experts.w2.weight", "layers.3.ffn.shared_experts.w2.scale"}) {
+      ExpectSlicesMakeTheWhole(config, parallel, name, 1);
+    }
+  }
+}
+
+TEST(Shard, AnyRangeOfASliceCanBeRead) {
+  const ModelConfig config = Config();
+  const auto whole = MakeSyntheticSource(config, 1);
+  const auto source =
+      MakeShardedSource(*whole, config, MustMakeShard(config, {.tensor_parallel_size = 4}, 3));
+  const TensorInfo& slice = *source->Find("layers.3.ffn.experts.5.w2.weight");
+  const auto all = ReadAll(*source, slice);
+  for (const int64_t offset : {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{64}, int64_t{1000},
+                               slice.bytes - 1, slice.bytes}) {
+    for (const int64_t count : {int64_t{0}, int64_t{1}, int64_t{65}, int64_t{200}}) {
+      if (offset + count > slice.bytes) continue;
+      std::vector<std::byte> bytes(static_cast<size_t>(count));
+      ASSERT_TRUE(source->Read(slice, offset, bytes).ok());
+      EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), all.begin() + offset)) << offset;
+    }
+  }
+}
+
+TEST(Shard, ExpertsOfAllRanksOfAStageAreEachThereOnce) {
+  const ModelConfig config = Config();
+  const auto whole = MakeSyntheticSource(config, 1);
+  const ParallelConfig parallel{
+      .tensor_parallel_size = 2, .data_parallel_size = 2, .enable_expert_parallel = true};
+  std::map<std::string, int> count;
+  for (int rank = 0; rank < 4; ++rank) {
+    const auto source = MakeShardedSource(*whole, config, MustMakeShard(config, parallel, rank));
+    for (const TensorInfo& tensor : source->tensors()) {
+      if (tensor.name.find(".experts.") == std::string::npos) continue;
+      ++count[tensor.name];
+      EXPECT_EQ(tensor.shape, whole->Find(tensor.name)->shape);
+    }
+  }
+  for (const TensorInfo& tensor : whole->tensors()) {
+    if (tensor.name.find(".experts.") == std::string::npos) continue;
+    EXPECT_EQ(count[tensor.name], 1) << tensor.name;
+  }
+}
+
+TEST(Shard, StagesHaveConsecutiveLayersRenumbered) {
+  const ModelConfig config = Config();  // 7 layers
+  const auto whole = MakeSyntheticSource(config, 1);
+  const ParallelConfig parallel{.pipeline_parallel_size = 3};
+  int num_layers = 0;
+  for (int rank = 0; rank < 3; ++rank) {
+    const Shard shard = MustMakeShard(config, parallel, rank);
+    const auto source = MakeShardedSource(*whole, config, shard);
+    EXPECT_EQ(source->Find("embed.weight") != nullptr, rank == 0);
+    EXPECT_EQ(source->Find("head.weight") != nullptr, rank == 2);
+    EXPECT_EQ(source->Find("hc_head_fn") != nullptr, rank == 2);
+    for (int i = 0; i < shard.config.num_layers; ++i) {
+      EXPECT_EQ(shard.config.layer_kind(i), config.layer_kind(num_layers + i));
+      EXPECT_EQ(shard.config.routing_kind(i), config.routing_kind(num_layers + i));
+      const std::string rest = ".attn.wkv.weight";
+      EXPECT_EQ(ReadAll(*source, *source->Find("layers." + std::to_string(i) + rest)),
+                ReadAll(*whole, *whole->Find("layers." + std::to_string(num_layers + i) + rest)));
+    }
+    num_layers += shard.config.num_layers;
+  }
+  EXPECT_EQ(num_layers, config.num_layers);
+}
+
+TEST(Shard, OfficialModelsSplitEvenly) {
+  for (const char* preset : {"flash", "pro"}) {
+    const ModelConfig config = MustParseConfig(PresetText(preset));
+    for (const int size : {2, 4, 8}) {
+      for (int rank = 0; rank < size; ++rank) {
+        const Shard shard = MustMakeShard(config, {.tensor_parallel_size = size}, rank);
+        EXPECT_EQ(shard.config.num_heads * size, config.num_heads);
+        EXPECT_EQ(shard.config.moe_intermediate_size * size, config.moe_intermediate_size);
+      }
+    }
+  }
+}
+
+TEST(Shard, WhatCannotBeCutIsRefused) {
+  const ModelConfig config = Config();
+  const auto refusal = [&](const ParallelConfig& parallel) {
+    return MakeShard(config, parallel, {}).status().message();
+  };
+  EXPECT_THAT(refusal({.pipeline_parallel_size = 8}), testing::HasSubstr("7 layers"));
+  EXPECT_THAT(refusal({.tensor_parallel_size = 9}), testing::HasSubstr("8 heads"));
+  EXPECT_THAT(refusal({.data_parallel_size = 9, .enable_expert_parallel = true}),
+              testing::HasSubstr("8 experts to 9 ranks"));
+}
+
+}  // namespace
+}  // namespace fathom::checkpoint
