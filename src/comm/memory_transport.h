@@ -11,7 +11,7 @@
 
 namespace fathom::comm {
 
-// One Transport a rank. An Exchange that waits for longer than `timeout` ends the world.
+// One Transport a rank. An Exchange in which nothing moves for `timeout` ends the world.
 std::vector<std::unique_ptr<Transport>> MakeMemoryTransports(int size, Duration timeout);
 
 }  // namespace fathom::comm
