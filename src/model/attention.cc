@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/indexer/indexer.h"
@@ -31,23 +32,26 @@ class AttentionPass {
         m_(step.num_tokens()),
         eps_(static_cast<float>(step.config.rms_norm_eps)) {}
 
-  void Run() {
+  Status Run() {
     const T* h_fp8 = Quantize(ws_.h, m_, c_.hidden_size, ws_.h_fp8, s_.stream);
     Linear(h_fp8, m_, w_.wq_a, ws_.qr, s_.stream);
     Norm(ws_.qr, w_.q_norm, c_.q_lora_rank);
     const T* qr_fp8 = Quantize(ws_.qr, m_, c_.q_lora_rank, ws_.qr, s_.stream);
-    Queries(qr_fp8);
+    if (c_.num_heads > 0) Queries(qr_fp8);
     WindowEntries(h_fp8);
     if (kind_ != LayerKind::kWindow) CompressMain();
     if (kind_ == LayerKind::kC4) {
       CompressIndexKeys();
       SelectEntries(qr_fp8);
     }
-    Attend();
-    Rope(ws_.q, c_.num_heads, true);
-    Linear(ws_.q, m_, w_.wo_a, ws_.grouped, s_.stream, c_.o_groups);
-    const T* grouped = Quantize(ws_.grouped, m_, w_.wo_b.cols, ws_.grouped, s_.stream);
-    Linear(grouped, m_, w_.wo_b, ws_.y, s_.stream);
+    const std::span<T> y(ws_.y, static_cast<size_t>(m_ * c_.hidden_size));
+    if (c_.num_heads > 0) {
+      Attend();
+      OutputProducts();
+    } else {  // more tensor ranks than groups
+      std::fill(y.begin(), y.end(), T(0));
+    }
+    return s_.ranks.SumOverTensorRanks(y);
   }
 
  private:
@@ -228,6 +232,13 @@ class AttentionPass {
         s_.stream);
   }
 
+  void OutputProducts() {
+    Rope(ws_.q, c_.num_heads, true);
+    Linear(ws_.q, m_, w_.wo_a, ws_.grouped, s_.stream, c_.o_groups);
+    const T* grouped = Quantize(ws_.grouped, m_, w_.wo_b.cols, ws_.grouped, s_.stream);
+    Linear(grouped, m_, w_.wo_b, ws_.y, s_.stream);
+  }
+
   StepContext<T>& s_;
   const config::ModelConfig& c_;
   Workspace<T>& ws_;
@@ -242,11 +253,11 @@ class AttentionPass {
 }  // namespace
 
 template <typename T>
-void RunAttention(StepContext<T>& step, int layer, const AttentionWeights& weights) {
-  AttentionPass<T>(step, layer, weights).Run();
+Status RunAttention(StepContext<T>& step, int layer, const AttentionWeights& weights) {
+  return AttentionPass<T>(step, layer, weights).Run();
 }
 
-template void RunAttention(StepContext<BFloat16>&, int, const AttentionWeights&);
-template void RunAttention(StepContext<float>&, int, const AttentionWeights&);
+template Status RunAttention(StepContext<BFloat16>&, int, const AttentionWeights&);
+template Status RunAttention(StepContext<float>&, int, const AttentionWeights&);
 
 }  // namespace fathom::model

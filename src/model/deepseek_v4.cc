@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "checkpoint/shard.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/hyper_connection/hyper_connection.h"
 #include "kernels/indexer/indexer.h"
@@ -22,7 +23,7 @@ class DeepSeekV4Model final : public DeepSeekV4 {
  public:
   DeepSeekV4Model(const config::ModelConfig& config, kv_cache::IndexKeyDType index_dtype,
                   std::shared_ptr<const Weights> weights, const ModelLimits& limits,
-                  std::unique_ptr<Workspace<T>> workspace)
+                  std::unique_ptr<Workspace<T>> workspace, const ModelRank& rank)
       : config_(config),
         layout_(kv_cache::MakeKvLayout(
             config, kernels::kIsOfficial<T> ? config::Numerics::kOfficial : config::Numerics::kFp32,
@@ -31,6 +32,7 @@ class DeepSeekV4Model final : public DeepSeekV4 {
         weights_(std::move(weights)),
         limits_(limits),
         workspace_(std::move(workspace)),
+        ranks_(rank),
         frequencies_plain_(kernels::RopeFrequencies(config, config::LayerKind::kWindow)),
         frequencies_compressed_(kernels::RopeFrequencies(config, config::LayerKind::kC4)),
         constants_{static_cast<float>(config.rms_norm_eps), static_cast<float>(config.hc_eps),
@@ -38,7 +40,7 @@ class DeepSeekV4Model final : public DeepSeekV4 {
 
   Status Forward(const ForwardBatch& batch, const KvCacheView& kv, float* logits,
                  device::Stream& stream, ChoiceRecorder* recorder) override {
-    if (batch.token_ids.empty()) return OkStatus();
+    const auto num_tokens = static_cast<int32_t>(batch.token_ids.size());
     StepContext<T> step{.config = config_,
                         .layout = layout_,
                         .index_dtype = index_dtype_,
@@ -50,29 +52,53 @@ class DeepSeekV4Model final : public DeepSeekV4 {
                         .kv = kv,
                         .ws = *workspace_,
                         .stream = stream,
+                        .ranks = ranks_,
+                        .data_rank_tokens = batch.data_rank_tokens.empty()
+                                                ? std::span(&num_tokens, 1)
+                                                : batch.data_rank_tokens,
                         .recorder = recorder,
                         .expert_ids = batch.expert_ids};
+    if (num_tokens == 0) return RunWithoutTokens(step);
     PlanStep(step);
-    Embed(step);
+    RETURN_IF_ERROR(Begin(step));
     for (int layer = 0; layer < config_.num_layers; ++layer) {
       const BlockWeights& block = weights_->layers[static_cast<size_t>(layer)];
       Pre(step, block.hc_attn, block.attn_norm);
-      RunAttention(step, layer, block.attn);
+      RETURN_IF_ERROR(RunAttention(step, layer, block.attn));
       Post(step);
       Pre(step, block.hc_ffn, block.ffn_norm);
-      RunMoe(step, layer, block.ffn);
+      RETURN_IF_ERROR(RunMoe(step, layer, block.ffn));
       Post(step);
-      if (recorder != nullptr) {
-        const auto size =
-            static_cast<size_t>(step.num_tokens() * config_.hc_mult * config_.hidden_size);
-        recorder->OnStreams(layer, std::as_bytes(std::span<const T>(step.ws.streams, size)));
-      }
+      if (recorder != nullptr) recorder->OnStreams(layer, std::as_bytes(Streams(step)));
     }
-    Logits(step, batch.logits_rows, logits);
-    return OkStatus();
+    if (!ranks_.is_last_stage()) return ranks_.SendToStageAfter(std::as_bytes(Streams(step)));
+    return Logits(step, batch.logits_rows, logits);
   }
 
  private:
+  // Other data ranks have tokens, which this one's experts run.
+  Status RunWithoutTokens(StepContext<T>& step) {
+    if (ranks_.num_data_ranks() == 1) return OkStatus();
+    for (int layer = 0; layer < config_.num_layers; ++layer) {
+      RETURN_IF_ERROR(RunMoe(step, layer, weights_->layers[static_cast<size_t>(layer)].ffn));
+    }
+    return OkStatus();
+  }
+
+  std::span<T> Streams(const StepContext<T>& step) const {
+    return {step.ws.streams,
+            static_cast<size_t>(step.num_tokens() * config_.hc_mult * config_.hidden_size)};
+  }
+
+  // The residual streams: of the embedding, or the stage before's.
+  Status Begin(StepContext<T>& step) {
+    if (!ranks_.is_first_stage()) {
+      return ranks_.ReceiveFromStageBefore(std::as_writable_bytes(Streams(step)));
+    }
+    Embed(step);
+    return OkStatus();
+  }
+
   // Copies the ids and spells out every token's sequence and position.
   kernels::BatchView MakeBatchView(const ForwardBatch& batch) {
     const size_t num_tokens = batch.token_ids.size();
@@ -166,8 +192,8 @@ class DeepSeekV4Model final : public DeepSeekV4 {
            step.stream);
   }
 
-  void Logits(StepContext<T>& step, std::span<const int32_t> rows, float* logits) {
-    if (rows.empty()) return;
+  Status Logits(StepContext<T>& step, std::span<const int32_t> rows, float* logits) {
+    if (rows.empty()) return OkStatus();
     Workspace<T>& ws = step.ws;
     const auto m = static_cast<int64_t>(rows.size());
     const int64_t hidden = config_.hidden_size;
@@ -196,7 +222,19 @@ class DeepSeekV4Model final : public DeepSeekV4 {
                                      .y_stride = hidden,
                                      .eps = constants_.norm_eps},
            step.stream);
-    Linear(ws.y, m, weights_->head, logits, step.stream);
+    if (ranks_.num_tensor_ranks() == 1) {
+      Linear(ws.y, m, weights_->head, logits, step.stream);
+      return OkStatus();
+    }
+    const WeightMatrix& head = weights_->head;
+    own_logits_.resize(static_cast<size_t>(m * head.rows));
+    if (head.rows > 0) Linear(ws.y, m, head, own_logits_.data(), step.stream);
+    std::vector<comm::Group::Range> columns;
+    for (int rank = 0; rank < ranks_.num_tensor_ranks(); ++rank) {
+      const auto rows_of = checkpoint::HeadRows(config_, rank, ranks_.num_tensor_ranks());
+      columns.push_back({rows_of.begin, rows_of.end});
+    }
+    return ranks_.GatherColumns(own_logits_, m, columns, logits);
   }
 
   const config::ModelConfig config_;
@@ -205,6 +243,8 @@ class DeepSeekV4Model final : public DeepSeekV4 {
   const std::shared_ptr<const Weights> weights_;
   const ModelLimits limits_;
   const std::unique_ptr<Workspace<T>> workspace_;
+  RankGroups ranks_;
+  std::vector<float> own_logits_;  // [rows, this tensor rank's part of the vocabulary]
   const std::vector<float> frequencies_plain_;
   const std::vector<float> frequencies_compressed_;
   const kernels::HyperConnectionConstants constants_;
@@ -214,12 +254,19 @@ template <typename T>
 Result<std::unique_ptr<DeepSeekV4>> MakeModel(const config::ModelConfig& config,
                                               kv_cache::IndexKeyDType index_dtype,
                                               std::shared_ptr<const Weights> weights,
-                                              const ModelLimits& limits, device::Device& device) {
+                                              const ModelLimits& limits, device::Device& device,
+                                              const ModelRank& rank) {
   ASSIGN_OR_RETURN(const std::unique_ptr<device::Stream> stream, device.MakeStream());
+  const WorkspaceSizes sizes{
+      .limits = limits,
+      .num_threads = stream->thread_pool().num_threads(),
+      .num_data_ranks = rank.parallel.data_parallel_size,
+      .max_intermediate = std::max<int64_t>(config.moe_intermediate_size,
+                                            weights->layers.at(0).ffn.shared.w1.rows)};
   ASSIGN_OR_RETURN(std::unique_ptr<Workspace<T>> workspace,
-                   MakeWorkspace<T>(config, limits, stream->thread_pool().num_threads(), device));
+                   MakeWorkspace<T>(config, sizes, device));
   return std::unique_ptr<DeepSeekV4>(std::make_unique<DeepSeekV4Model<T>>(
-      config, index_dtype, std::move(weights), limits, std::move(workspace)));
+      config, index_dtype, std::move(weights), limits, std::move(workspace), rank));
 }
 
 // Sizes that the kernels fix or bound.
@@ -235,7 +282,7 @@ Status CheckSizes(const config::ModelConfig& c) {
   if (c.num_heads > kernels::kMaxAttentionHeads) {
     return refuse("num_attention_heads", c.num_heads, "at most 256");
   }
-  const int64_t group_cols = int64_t{c.num_heads} * c.head_dim / c.o_groups;
+  const int64_t group_cols = c.o_groups == 0 ? 0 : int64_t{c.num_heads} * c.head_dim / c.o_groups;
   const int64_t longest =
       std::max({int64_t{c.hc_mult} * c.hidden_size, int64_t{c.q_lora_rank},
                 int64_t{c.o_groups} * c.o_lora_rank, group_cols, int64_t{c.moe_intermediate_size}});
@@ -251,15 +298,15 @@ Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4(const config::ModelConfig& co
                                                    kv_cache::IndexKeyDType index_dtype,
                                                    std::shared_ptr<const Weights> weights,
                                                    const ModelLimits& limits,
-                                                   device::Device& device) {
+                                                   device::Device& device, const ModelRank& rank) {
   if (device.kind() != device::DeviceKind::kCpu) {
     return DeviceError("the model runs on the CPU only so far: use --device cpu");
   }
   RETURN_IF_ERROR(CheckSizes(config));
   if (numerics == config::Numerics::kFp32) {
-    return MakeModel<float>(config, index_dtype, std::move(weights), limits, device);
+    return MakeModel<float>(config, index_dtype, std::move(weights), limits, device, rank);
   }
-  return MakeModel<BFloat16>(config, index_dtype, std::move(weights), limits, device);
+  return MakeModel<BFloat16>(config, index_dtype, std::move(weights), limits, device, rank);
 }
 
 }  // namespace fathom::model

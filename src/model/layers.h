@@ -8,6 +8,7 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/quantize/quantize.h"
 #include "model/model.h"
+#include "model/rank_groups.h"
 #include "model/weights.h"
 #include "model/workspace.h"
 
@@ -27,17 +28,19 @@ struct StepContext {
   KvCacheView kv;
   Workspace<T>& ws;
   device::Stream& stream;
+  RankGroups& ranks;
+  std::span<const int32_t> data_rank_tokens;  // of every data rank; one number where there is one
   ChoiceRecorder* recorder = nullptr;
   std::span<int32_t> expert_ids;  // ForwardBatch's
 
   int64_t num_tokens() const { return batch.num_tokens(); }
 };
 
-// h -> y, both in the workspace.
+// h -> y, both in the workspace. kPeer: another rank is gone.
 template <typename T>
-void RunAttention(StepContext<T>& step, int layer, const AttentionWeights& weights);
+Status RunAttention(StepContext<T>& step, int layer, const AttentionWeights& weights);
 template <typename T>
-void RunMoe(StepContext<T>& step, int layer, const MoeWeights& weights);
+Status RunMoe(StepContext<T>& step, int layer, const MoeWeights& weights);
 
 // y [m, w.rows] = x w^T for contiguous rows; groups as in kernels/gemm.
 template <typename X, typename Y>

@@ -111,11 +111,10 @@ class DeepSeekV4 {
                          device::Stream& stream, ChoiceRecorder* recorder) = 0;
 };
 
-Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4(const config::ModelConfig& config,
-                                                   config::Numerics numerics,
-                                                   kv_cache::IndexKeyDType index_dtype,
-                                                   std::shared_ptr<const Weights> weights,
-                                                   const ModelLimits& limits,
-                                                   device::Device& device);
+// The model of one rank: config and weights are those of its shard (checkpoint/shard.h).
+Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4(
+    const config::ModelConfig& config, config::Numerics numerics,
+    kv_cache::IndexKeyDType index_dtype, std::shared_ptr<const Weights> weights,
+    const ModelLimits& limits, device::Device& device, const ModelRank& rank = {});
 
 }  // namespace fathom::model

@@ -270,6 +270,7 @@ std::vector<T> RunExpert(const GoldenFile& file, float limit, bool shared, devic
   const auto weights = file.Floats("weight");
   Launch(kernels::ExpertParams<T>{.x = x.data(),
                                   .num_tokens = 6,
+                                  .hidden = 128,
                                   .experts = {&expert, 1},
                                   .shared = shared ? &expert : nullptr,
                                   .num_chosen = shared ? 0 : 1,

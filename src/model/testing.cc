@@ -4,6 +4,7 @@
 #include <random>
 
 #include "base/check.h"
+#include "checkpoint/shard.h"
 #include "model/deepseek_v4_cuda.h"
 
 namespace fathom::model {
@@ -37,12 +38,13 @@ Result<std::unique_ptr<DeepSeekV4>> MakeModel(const config::ModelConfig& config,
                                               kv_cache::IndexKeyDType index_dtype,
                                               const checkpoint::TensorSource& source,
                                               const ModelLimits& limits, device::Device& device,
-                                              const CudaModelOptions& options) {
+                                              const CudaModelOptions& options,
+                                              const ModelRank& rank) {
   if (device.kind() == device::DeviceKind::kCuda) {
     return MakeDeepSeekV4Cuda(config, index_dtype, source, false, limits, device, options);
   }
   ASSIGN_OR_RETURN(auto weights, LoadWeights(config, source, device));
-  return MakeDeepSeekV4(config, numerics, index_dtype, std::move(weights), limits, device);
+  return MakeDeepSeekV4(config, numerics, index_dtype, std::move(weights), limits, device, rank);
 }
 
 }  // namespace
@@ -50,22 +52,31 @@ Result<std::unique_ptr<DeepSeekV4>> MakeModel(const config::ModelConfig& config,
 TestModel::TestModel(const config::ModelConfig& config, config::Numerics numerics, int num_threads,
                      int max_seqs, int max_len, kv_cache::IndexKeyDType index_dtype,
                      const checkpoint::TensorSource* weights_source,
-                     std::unique_ptr<device::Device> gpu, const CudaModelOptions& options)
+                     std::unique_ptr<device::Device> gpu, const CudaModelOptions& options,
+                     const ModelRank& rank)
     : config_(config),
       max_blocks_((max_len + kv_cache::kBlockTokens - 1) / kv_cache::kBlockTokens),
       max_pages_((max_len + kv_cache::kWindowPageTokens - 1) / kv_cache::kWindowPageTokens),
       device_(gpu != nullptr ? std::move(gpu) : device::MakeCpuDevice(num_threads)) {
   if (numerics == config::Numerics::kFp32) index_dtype = kv_cache::IndexKeyDType::kFp32;
-  layout_ = kv_cache::MakeKvLayout(config, numerics, index_dtype);
   stream_ = std::move(device_->MakeStream().value());
   std::unique_ptr<checkpoint::TensorSource> synthetic;
   if (weights_source == nullptr) {
     synthetic = checkpoint::MakeSyntheticSource(config, 1);
     weights_source = synthetic.get();
   }
+  std::unique_ptr<checkpoint::TensorSource> sharded;
+  if (rank.transport != nullptr) {
+    const auto shard = checkpoint::MakeShard(config, rank.parallel, rank.place).value();
+    sharded = checkpoint::MakeShardedSource(*weights_source, config, shard);
+    weights_source = sharded.get();
+    config_ = shard.config;
+  }
+  layout_ = kv_cache::MakeKvLayout(config_, numerics, index_dtype);
   const ModelLimits limits{
       .max_batched_tokens = max_seqs * max_len, .max_num_seqs = max_seqs, .max_model_len = max_len};
-  auto model = MakeModel(config, numerics, index_dtype, *weights_source, limits, *device_, options);
+  auto model =
+      MakeModel(config_, numerics, index_dtype, *weights_source, limits, *device_, options, rank);
   CHECK(model.ok());
   model_ = std::move(*model);
   blocks_ = device_->Allocate(int64_t{max_seqs} * max_blocks_ * layout_.block_bytes).value();
@@ -86,7 +97,7 @@ TestSequence TestModel::Add(std::vector<int32_t> token_ids) {
 }
 
 void TestModel::Step(std::span<TestSequence* const> sequences, std::span<const int> counts,
-                     ChoiceRecorder* recorder) {
+                     ChoiceRecorder* recorder, std::span<const int32_t> data_rank_tokens) {
   std::vector<int32_t> ids, cu{0}, computed, blocks, pages, first_pages, slots, rows;
   for (size_t s = 0; s < sequences.size(); ++s) {
     const TestSequence& sequence = *sequences[s];
@@ -122,6 +133,7 @@ void TestModel::Step(std::span<TestSequence* const> sequences, std::span<const i
                            .first_window_page = first_pages,
                            .state_slots = slots,
                            .logits_rows = rows,
+                           .data_rank_tokens = data_rank_tokens,
                            .expert_ids = expert_ids_};
   CHECK(model_
             ->Forward(batch, {blocks_.data(), pages_.data(), slots_.data()},

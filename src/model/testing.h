@@ -33,12 +33,14 @@ class TestModel {
             kv_cache::IndexKeyDType index_dtype = kv_cache::IndexKeyDType::kFp4,
             const checkpoint::TensorSource* weights = nullptr,  // null: synthetic ones
             std::unique_ptr<device::Device> gpu = nullptr,      // null: the CPU
-            const CudaModelOptions& options = {});
+            const CudaModelOptions& options = {},
+            const ModelRank& rank = {});  // config and weights are the whole model's
 
   TestSequence Add(std::vector<int32_t> token_ids);
-  // One step: the next counts[i] tokens of each sequence, appended to their logits.
+  // One step: the next counts[i] tokens of each sequence, appended to their logits (of the last
+  // stage's ranks; elsewhere they mean nothing). `data_rank_tokens`: as ForwardBatch's.
   void Step(std::span<TestSequence* const> sequences, std::span<const int> counts,
-            ChoiceRecorder* recorder = nullptr);
+            ChoiceRecorder* recorder = nullptr, std::span<const int32_t> data_rank_tokens = {});
   // From now on only the last token of each sequence's step has logits.
   void set_last_logits_only() { last_logits_only_ = true; }
   // Runs to the end in chunks of at most `chunk`.

@@ -94,7 +94,7 @@ class WeightLoader {
       std::byte* data = buffer.data();
       for (; begin < end; ++begin) {
         placed_.push_back({&tensors[begin], data});
-        weights_.tensors_.emplace(data, &tensors[begin]);
+        if (tensors[begin].bytes > 0) weights_.tensors_.emplace(data, &tensors[begin]);
         data += AlignUp(MemoryBytes(tensors[begin]));
       }
       weights_.buffers_.push_back(std::move(buffer));
@@ -190,7 +190,9 @@ class WeightLoader {
       w.bias = Floats(name + ".gate.bias");
     }
     for (int i = 0; i < config_.num_experts; ++i) {
-      w.experts.push_back(Expert(fmt::format("{}.experts.{}", name, i)));
+      const std::string expert = fmt::format("{}.experts.{}", name, i);
+      const bool is_here = source_.Find(expert + ".w1.weight") != nullptr;
+      w.experts.push_back(is_here ? Expert(expert) : kernels::ExpertMatrices{});
     }
     w.shared = Expert(name + ".shared_experts");
     return w;
@@ -206,7 +208,8 @@ class WeightLoader {
   }
 
   void BindTop() {
-    weights_.embed = Matrix("embed");
+    if (source_.Find("embed.weight") != nullptr) weights_.embed = Matrix("embed");
+    if (source_.Find("head.weight") == nullptr) return;
     weights_.head = Matrix("head");
     weights_.norm = Norm("norm");
     weights_.hc_head = HyperConnection("hc_head");

@@ -1,6 +1,6 @@
-// Weights: every tensor of a checkpoint in the memory of one device, in the checkpoint's own dtypes
-// (FP4 stays FP4), named by where the model uses it. Immutable after LoadWeights; any thread. The
-// views point into buffers that Weights owns; the device outlives it.
+// Weights: every tensor of a checkpoint, or of one rank's shard of it, in the memory of one device,
+// in the checkpoint's own dtypes (FP4 stays FP4), named by where the model uses it. Immutable after
+// LoadWeights; any thread. The views point into buffers that Weights owns; the device outlives it.
 #pragma once
 
 #include <map>
@@ -47,9 +47,9 @@ struct AttentionWeights {
 
 struct MoeWeights {
   WeightMatrix gate;
-  const float* bias = nullptr;       // score routing
-  const int32_t* tid2eid = nullptr;  // hash routing: [vocab, k]
-  std::vector<kernels::ExpertMatrices> experts;
+  const float* bias = nullptr;                   // score routing
+  const int32_t* tid2eid = nullptr;              // hash routing: [vocab, k]
+  std::vector<kernels::ExpertMatrices> experts;  // without data: another rank's
   kernels::ExpertMatrices shared;
 };
 
@@ -78,6 +78,7 @@ struct DSparkWeights {
 
 class Weights {
  public:
+  // Without data: another stage's.
   WeightMatrix embed, head;
   const BFloat16* norm = nullptr;
   HyperConnectionWeights hc_head;

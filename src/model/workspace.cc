@@ -28,10 +28,10 @@ class Carver {
 };
 
 template <typename T>
-void CarveExperts(const config::ModelConfig& c, int64_t m, Carver& carver,
+void CarveExperts(const config::ModelConfig& c, const WorkspaceSizes& sizes, Carver& carver,
                   kernels::ExpertWorkspace& w) {
-  w.max_tokens = std::min(m, kMaxExpertTokens);
-  w.max_intermediate = c.moe_intermediate_size;
+  w.max_tokens = std::min<int64_t>(sizes.limits.max_batched_tokens, kMaxExpertTokens);
+  w.max_intermediate = sizes.max_intermediate;
   const int64_t pairs = w.max_tokens * (c.num_experts_per_token + 1);
   T* t = nullptr;
   T* y = nullptr;
@@ -46,8 +46,10 @@ void CarveExperts(const config::ModelConfig& c, int64_t m, Carver& carver,
 }
 
 template <typename T>
-void Carve(const config::ModelConfig& c, const ModelLimits& limits, int num_threads, Carver& carver,
+void Carve(const config::ModelConfig& c, const WorkspaceSizes& sizes, Carver& carver,
            Workspace<T>& w) {
+  const ModelLimits& limits = sizes.limits;
+  const int num_threads = sizes.num_threads;
   const int64_t m = limits.max_batched_tokens;
   carver.Take(w.token_ids, m);
   carver.Take(w.token_seq, m);
@@ -77,31 +79,36 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, int num_thre
   carver.Take(w.attention_scratch,
               num_threads * kernels::AttentionScratchFloats(c.num_heads, c.head_dim, w.max_keys));
   carver.Take(w.router_logits, m * c.num_experts);
-  carver.Take(w.expert_ids, m * c.num_experts_per_token);
-  carver.Take(w.expert_weights, m * c.num_experts_per_token);
-  CarveExperts<T>(c, m, carver, w.experts);
+  const int64_t all = m * sizes.num_data_ranks;
+  carver.Take(w.expert_ids, all * c.num_experts_per_token);
+  carver.Take(w.expert_weights, all * c.num_experts_per_token);
+  if (sizes.num_data_ranks > 1) {
+    carver.Take(w.all_x, all * c.hidden_size);
+    carver.Take(w.all_y, all * c.hidden_size);
+  }
+  CarveExperts<T>(c, sizes, carver, w.experts);
 }
 
 }  // namespace
 
 template <typename T>
 Result<std::unique_ptr<Workspace<T>>> MakeWorkspace(const config::ModelConfig& config,
-                                                    const ModelLimits& limits, int num_threads,
+                                                    const WorkspaceSizes& sizes,
                                                     device::Device& device) {
   auto workspace = std::make_unique<Workspace<T>>();
-  Carver sizes(nullptr);
-  Carve(config, limits, num_threads, sizes, *workspace);
-  ASSIGN_OR_RETURN(workspace->buffer, device.Allocate(sizes.bytes()));
+  Carver counter(nullptr);
+  Carve(config, sizes, counter, *workspace);
+  ASSIGN_OR_RETURN(workspace->buffer, device.Allocate(counter.bytes()));
   Carver pieces(workspace->buffer.data());
-  Carve(config, limits, num_threads, pieces, *workspace);
+  Carve(config, sizes, pieces, *workspace);
   return workspace;
 }
 
 template Result<std::unique_ptr<Workspace<BFloat16>>> MakeWorkspace(const config::ModelConfig&,
-                                                                    const ModelLimits&, int,
+                                                                    const WorkspaceSizes&,
                                                                     device::Device&);
 template Result<std::unique_ptr<Workspace<float>>> MakeWorkspace(const config::ModelConfig&,
-                                                                 const ModelLimits&, int,
+                                                                 const WorkspaceSizes&,
                                                                  device::Device&);
 
 }  // namespace fathom::model

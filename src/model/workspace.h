@@ -47,17 +47,27 @@ struct Workspace {
   float* attention_scratch = nullptr;  // [threads, AttentionScratchFloats]
   int64_t max_keys = 0;
 
-  float* router_logits = nullptr;   // [M, experts]
+  float* router_logits = nullptr;  // [M, experts]
+  // With several data ranks D, for the tokens of all: D * M rows instead of M.
   int32_t* expert_ids = nullptr;    // [M, k]
   float* expert_weights = nullptr;  // [M, k]
+  T* all_x = nullptr;               // [D * M, H], only there
+  T* all_y = nullptr;               // [D * M, H], only there
   kernels::ExpertWorkspace experts;
 
   device::Buffer buffer;
 };
 
+struct WorkspaceSizes {
+  ModelLimits limits;
+  int num_threads = 1;
+  int num_data_ranks = 1;
+  int64_t max_intermediate = 0;  // of the routed and the shared experts
+};
+
 template <typename T>
 Result<std::unique_ptr<Workspace<T>>> MakeWorkspace(const config::ModelConfig& config,
-                                                    const ModelLimits& limits, int num_threads,
+                                                    const WorkspaceSizes& sizes,
                                                     device::Device& device);
 
 }  // namespace fathom::model

@@ -274,6 +274,7 @@ class ExpertsCudaTest : public CudaTest {
     std::vector<float> pair_weight(slots);
     Launch(ExpertParams<BFloat16>{.x = x.data(),
                                   .num_tokens = tokens,
+                                  .hidden = s.hidden,
                                   .experts = matrices,
                                   .shared = &shared_matrices,
                                   .num_chosen = s.num_chosen,

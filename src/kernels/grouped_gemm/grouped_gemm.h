@@ -3,6 +3,7 @@
 //   y = b(sum of b(w2 t) over the chosen experts by ascending id, then the shared expert), the sum
 //   in FP32.
 // Official numerics: x holds FP8 values (kernels/quantize), t is quantized likewise before w2.
+// An expert without data, or without rows, adds nothing: another rank has it.
 // Tokens are gathered per expert; a result does not depend on which tokens are together.
 #pragma once
 
@@ -26,7 +27,7 @@ struct ExpertWorkspace {
   void* t = nullptr;              // T [max_tokens * (k + 1), max_intermediate]
   void* y = nullptr;              // T [max_tokens * (k + 1), H]
   int32_t* pair_token = nullptr;  // [max_tokens * (k + 1)]
-  int32_t* pair_of = nullptr;     // [max_tokens, k + 1]
+  int32_t* pair_of = nullptr;     // [max_tokens, k + 1]; -1: no pair
   int32_t* first_pair = nullptr;  // [num_experts + 2]
   float* pair_weight = nullptr;   // [max_tokens * (k + 1)]
 };
@@ -35,6 +36,7 @@ template <typename T>
 struct ExpertParams {
   const T* x = nullptr;  // [num_tokens, H]
   int64_t num_tokens = 0;
+  int64_t hidden = 0;  // H
   std::span<const ExpertMatrices> experts;
   const ExpertMatrices* shared = nullptr;  // null: none
   int num_chosen = 0;                      // k

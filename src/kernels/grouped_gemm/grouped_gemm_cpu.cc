@@ -23,14 +23,15 @@ class ExpertPiece {
 
   void Run(ThreadPool& pool) {
     GroupPairs();
-    const int64_t hidden = Matrices(0).w1.cols;
     int64_t intermediate = 0;
     for (int g = 0; g < num_groups_; ++g)
       intermediate = std::max(intermediate, Matrices(g).w1.rows);
     CHECK_LE(intermediate, w_.max_intermediate);
-    ForEachBlock(pool, intermediate, hidden, &ExpertPiece::GateUp);
-    if constexpr (kIsOfficial<T>) QuantizeIntermediate(pool);
-    ForEachBlock(pool, hidden, intermediate, &ExpertPiece::Down);
+    if (w_.first_pair[num_groups_] > 0) {
+      ForEachBlock(pool, intermediate, p_.hidden, &ExpertPiece::GateUp);
+      if constexpr (kIsOfficial<T>) QuantizeIntermediate(pool);
+      ForEachBlock(pool, p_.hidden, intermediate, &ExpertPiece::Down);
+    }
     pool.ParallelFor(num_tokens_, 16, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) Combine(t);
     });
@@ -43,22 +44,27 @@ class ExpertPiece {
   }
   int64_t NumPairs(int group) const { return w_.first_pair[group + 1] - w_.first_pair[group]; }
   T* Intermediate(int64_t pair) const { return static_cast<T*>(w_.t) + pair * w_.max_intermediate; }
-  T* Output(int64_t pair) const { return static_cast<T*>(w_.y) + pair * Matrices(0).w1.cols; }
+  T* Output(int64_t pair) const { return static_cast<T*>(w_.y) + pair * p_.hidden; }
 
   int Group(int64_t token, int slot) const {
     if (slot == p_.num_chosen) return num_groups_ - 1;
     return p_.expert_ids[(first_token_ + token) * p_.num_chosen + slot];
   }
 
-  // A counting sort.
+  bool IsHere(int group) const { return Matrices(group).w1.rows > 0; }
+
+  // A counting sort. What another rank has is no pair.
   void GroupPairs() {
     std::fill(w_.first_pair, w_.first_pair + num_groups_ + 1, 0);
     for (int64_t t = 0; t < num_tokens_; ++t) {
-      for (int s = 0; s < slots_; ++s) ++w_.first_pair[Group(t, s) + 1];
+      for (int s = 0; s < slots_; ++s)
+        w_.first_pair[Group(t, s) + 1] += IsHere(Group(t, s)) ? 1 : 0;
     }
     for (int g = 0; g < num_groups_; ++g) w_.first_pair[g + 1] += w_.first_pair[g];
     for (int64_t t = 0; t < num_tokens_; ++t) {
       for (int s = 0; s < slots_; ++s) {
+        w_.pair_of[t * slots_ + s] = -1;
+        if (!IsHere(Group(t, s))) continue;
         const int32_t pair = w_.first_pair[Group(t, s)]++;
         w_.pair_of[t * slots_ + s] = pair;
         w_.pair_token[pair] = static_cast<int32_t>(first_token_ + t);
@@ -167,14 +173,16 @@ class ExpertPiece {
   }
 
   void Combine(int64_t t) {
-    const int64_t hidden = Matrices(0).w1.cols;
+    const int64_t hidden = p_.hidden;
     T* y = p_.y + (first_token_ + t) * hidden;
     float sum[64];
     for (int64_t begin = 0; begin < hidden; begin += 64) {
       const int64_t n = std::min<int64_t>(64, hidden - begin);
       std::fill(sum, sum + n, 0.0f);
       for (int s = 0; s < slots_; ++s) {
-        const T* out = Output(w_.pair_of[t * slots_ + s]) + begin;
+        const int32_t pair = w_.pair_of[t * slots_ + s];
+        if (pair < 0) continue;
+        const T* out = Output(pair) + begin;
         for (int64_t i = 0; i < n; ++i) sum[i] = sum[i] + ToFloat(out[i]);
       }
       for (int64_t i = 0; i < n; ++i) y[begin + i] = FromFloat<T>(sum[i]);

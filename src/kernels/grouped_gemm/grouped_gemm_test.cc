@@ -37,6 +37,7 @@ class ExpertsTest : public testing::Test {
     std::vector<int32_t> pair_token(pairs), pair_of(pairs), first_pair(kExperts + 2);
     Launch(ExpertParams<float>{.x = x.data(),
                                .num_tokens = tokens,
+                               .hidden = kHidden,
                                .experts = {matrices_.data(), kExperts},
                                .shared = shared ? &matrices_[kExperts] : nullptr,
                                .num_chosen = kChosen,
