@@ -68,8 +68,11 @@ Result<std::unique_ptr<LocalEngine>> LocalEngine::Start(ModelSession session,
   engine_options.decode_floor = options.decode_floor;
   engine_options.async_scheduling = options.async_scheduling;
   const kv_cache::KvLayout layout = kv_cache::MakeKvLayout(s.config, s.numerics, s.index_dtype);
-  ASSIGN_OR_RETURN(local->engine_, engine::MakeEngine(engine_options, layout, *s.model, *s.device,
-                                                      local->metrics_, local->clock_));
+  ASSIGN_OR_RETURN(
+      local->engine_,
+      engine::MakeEngine(engine_options,
+                         {{.model = s.model.get(), .device = s.device.get(), .layout = layout}},
+                         local->metrics_, local->clock_));
   return local;
 }
 

@@ -141,6 +141,14 @@ void ReadStreaming(FieldReader* fields, GenerationParams* params) {
   if (!reader.ok()) fields->Fail("stream_options", "stream_options." + reader.error()->message);
 }
 
+// -1, which the engine refuses with the ranks there are, for what is no number.
+int DataRankOf(const std::string& header) {
+  int rank = -1;
+  const char* end = header.data() + header.size();
+  const auto [parsed_end, error] = std::from_chars(header.data(), end, rank);
+  return error == std::errc() && parsed_end == end ? rank : -1;
+}
+
 void ReadScope(FieldReader* fields, const ServerContext& context, GenerationParams* params) {
   params->cache_salt = ReadCacheSalt(fields);
   const std::string user = fields->String("user").value_or("");
@@ -223,6 +231,9 @@ void BindToCaller(const http::Request& request, const ServerContext& context,
                   GenerationParams* params) {
   if (!params->session.empty()) params->session = CallerScope(request, params->session);
   if (context.options.isolate_keys) params->cache_salt = CallerScope(request, params->cache_salt);
+  if (const std::string* rank = request.FindHeader("X-data-parallel-rank")) {
+    params->data_rank = DataRankOf(*rank);
+  }
 }
 
 Parsed<std::string> ReadModelName(FieldReader* fields, const ServerContext& context) {

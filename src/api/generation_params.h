@@ -39,6 +39,7 @@ struct GenerationParams {
   std::string cache_salt;
   std::string session;
   int priority = 0;
+  std::optional<int> data_rank;  // of --data-parallel-size, as the caller's header asks
 };
 
 GenerationParams ReadGenerationParams(FieldReader* fields, const ServerContext& context);
@@ -46,8 +47,8 @@ GenerationParams ReadGenerationParams(FieldReader* fields, const ServerContext& 
 // The salt of a request's prefixes: any text of 1 to 1024 bytes. Empty when there is none.
 std::string ReadCacheSalt(FieldReader* fields);
 
-// Nobody else's session has the same name, and with `isolate_keys` nobody else's prefixes are
-// found.
+// What the headers say: nobody else's session has the same name, with `isolate_keys` nobody else's
+// prefixes are found, and X-data-parallel-rank chooses the data rank.
 void BindToCaller(const http::Request& request, const ServerContext& context,
                   GenerationParams* params);
 

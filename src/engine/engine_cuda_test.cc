@@ -65,7 +65,8 @@ class EngineCudaTest : public testing::Test {
                           .limits = limits_,
                           .kv_cache_bytes = int64_t{256} << 20};
     options.async_scheduling = async;
-    auto engine = MakeEngine(options, layout, served, *gpu_, *metrics_, clock_);
+    auto engine = MakeEngine(options, {{.model = &served, .device = gpu_.get(), .layout = layout}},
+                             *metrics_, clock_);
     ASSERT_TRUE(engine.ok()) << engine.status().message();
     engine_ = std::move(*engine);
   }

@@ -29,10 +29,6 @@ std::vector<double> TokenBounds(int64_t max) {
 
 }  // namespace
 
-EngineMetrics::EngineMetrics(MetricsRegistry& registry, const std::string& model_name,
-                             int64_t max_model_len)
-    : EngineMetrics(registry, MetricLabels{{"model_name", model_name}}, max_model_len) {}
-
 EngineMetrics::EngineMetrics(MetricsRegistry& registry, const MetricLabels& labels,
                              int64_t max_model_len)
     : prefix_cache_(registry, labels),

@@ -1,11 +1,11 @@
-// EngineMetrics: what the engine counts and times, under the names that vLLM's dashboards know.
+// EngineMetrics: what the engine counts and times, under the names that vLLM's dashboards know; one
+// for each data rank.
 // Written by the engine's thread; read by anyone through the registry, which outlives it.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <optional>
-#include <string>
 
 #include "base/clock.h"
 #include "base/metrics.h"
@@ -24,7 +24,8 @@ struct RequestTimes {
 
 class EngineMetrics {
  public:
-  EngineMetrics(MetricsRegistry& registry, const std::string& model_name, int64_t max_model_len);
+  // `labels`: of each metric.
+  EngineMetrics(MetricsRegistry& registry, const MetricLabels& labels, int64_t max_model_len);
 
   void OnStep(int num_tokens);
   // Call before times.last_token moves to `now`.
@@ -41,8 +42,6 @@ class EngineMetrics {
   uint64_t num_generation_tokens() const { return generation_tokens_.value(); }
 
  private:
-  EngineMetrics(MetricsRegistry& registry, const MetricLabels& labels, int64_t max_model_len);
-
   PrefixCacheMetrics prefix_cache_;
   Gauge& num_requests_running_;
   Gauge& num_requests_waiting_;

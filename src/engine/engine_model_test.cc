@@ -62,7 +62,9 @@ class EngineModelTest : public testing::TestWithParam<Numerics> {
                                 .max_queue = 16,
                                 .decode_floor = setting.last_is_first ? 0 : 0.7,
                                 .async_scheduling = setting.async};
-    auto engine = MakeEngine(options, layout, *model_, *device_, metrics_, clock_);
+    auto engine =
+        MakeEngine(options, {{.model = model_.get(), .device = device_.get(), .layout = layout}},
+                   metrics_, clock_);
     ASSERT_TRUE(engine.ok()) << engine.status().message();
     engine_ = std::move(*engine);
   }

@@ -86,10 +86,13 @@ class EngineTest : public testing::TestWithParam<bool> {
             .max_queue = 16,
             .async_scheduling = GetParam()};
   }
+  EngineRank RankOf(FakeModel& model) {
+    return {.model = &model, .device = device_.get(), .layout = runtime::FakeLayout()};
+  }
   void Start(FakeModel::Script script) { Start(std::move(script), Options()); }
   void Start(FakeModel::Script script, const EngineOptions& options) {
     model_ = std::make_unique<FakeModel>(kVocab, std::move(script));
-    auto engine = MakeEngine(options, runtime::FakeLayout(), *model_, *device_, metrics_, clock_);
+    auto engine = MakeEngine(options, {RankOf(*model_)}, metrics_, clock_);
     ASSERT_TRUE(engine.ok()) << engine.status().message();
     engine_ = std::move(*engine);
   }
@@ -495,7 +498,7 @@ TEST_P(EngineTest, LimitsThatContradictEachOtherAreNamed) {
   EngineOptions options = Options();
   options.limits.max_batched_tokens = 3;
   FakeModel model(kVocab, CountUp);
-  const auto engine = MakeEngine(options, runtime::FakeLayout(), model, *device_, metrics_, clock_);
+  const auto engine = MakeEngine(options, {RankOf(model)}, metrics_, clock_);
   ASSERT_FALSE(engine.ok());
   EXPECT_THAT(engine.status().message(), HasSubstr("--max-num-batched-tokens is 3"));
 }

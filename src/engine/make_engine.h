@@ -1,5 +1,5 @@
-// MakeEngine: an Engine over one device: scheduler, KV cache, worker and loop thread, from a model
-// that is loaded. Called once at start, by the application.
+// MakeEngine: an Engine over the ranks of a model that is loaded: schedulers, KV caches, workers
+// and the loop thread. Called once at start, by the application.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,8 @@
 #include "base/clock.h"
 #include "base/metrics.h"
 #include "base/status.h"
+#include "comm/transport.h"
+#include "config/parallel_config.h"
 #include "device/device.h"
 #include "engine/engine.h"
 #include "kv_cache/kv_layout.h"
@@ -22,9 +24,9 @@ namespace fathom::engine {
 struct KvTierOptions {
   bool prefix_caching = true;
   int64_t retention_interval =
-      4096;                         // tokens between the snapshots of a prefill; 0: at its end only
-  int32_t turn_token_id = -1;       // begins a user's turn
-  int64_t host_bytes = 0;           // 0: none, or 4 GiB where there is a disk
+      4096;                    // tokens between the snapshots of a prefill; 0: at its end only
+  int32_t turn_token_id = -1;  // begins a user's turn
+  int64_t host_bytes = 0;      // of all ranks of a process; 0: none, or 4 GiB where there is a disk
   std::string disk_directory = {};  // empty: none
   int64_t disk_bytes = int64_t{64} << 30;
   int64_t disk_write_bytes_per_second = int64_t{200} << 20;
@@ -38,11 +40,13 @@ struct EngineOptions {
   std::vector<int32_t> eos_token_ids;
   int num_layers = 0;  // for the experts that a request wants to be told
   int num_experts_per_token = 0;
-  model::ModelLimits limits;  // those that the model was made with; a step stays inside them
+  // Those that each rank's model was made with: what one data rank runs in a step stays inside.
+  model::ModelLimits limits;
+  config::ParallelConfig parallel = {};
   // limits.max_model_len is the most: the engine takes what the KV cache holds.
   bool auto_model_len = false;
-  // Bytes of the KV cache; 0: as much as max_num_seqs full contexts use, but no more than
-  // kv_memory_share of the memory that is free on the device.
+  // Bytes of the KV cache on each device; 0: as much as max_num_seqs full contexts use, but no more
+  // than kv_memory_share of the memory that is free on the device.
   int64_t kv_cache_bytes = 0;
   double kv_memory_share = 0.5;
   KvTierOptions kv = {};
@@ -54,12 +58,23 @@ struct EngineOptions {
   std::optional<bool> async_scheduling = {};
 };
 
-// kOutOfMemory: the KV cache does not hold one context of limits.max_model_len; says what would
-// fit. kInvalidArgument: limits that contradict each other. Model, device, metrics and clock
-// outlive the engine.
+// A rank of this process: its share of the model, and the device that it runs on. All of it
+// outlives the engine.
+struct EngineRank {
+  model::DeepSeekV4* model = nullptr;
+  device::Device* device = nullptr;
+  kv_cache::KvLayout layout;  // of its own layers
+  config::RankPlace place = {};
+  // The model's, to all other ranks; null when there are none.
+  comm::Transport* transport = nullptr;
+};
+
+// An engine over all ranks of options.parallel. kOutOfMemory: the KV cache of a rank does not hold
+// one context of limits.max_model_len; says what would fit. kInvalidArgument: limits that
+// contradict each other, or the disk's cache with several ranks. Metrics and clock outlive the
+// engine.
 Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
-                                           const kv_cache::KvLayout& layout,
-                                           model::DeepSeekV4& model, device::Device& device,
+                                           const std::vector<EngineRank>& ranks,
                                            MetricsRegistry& metrics, const Clock& clock);
 
 }  // namespace fathom::engine

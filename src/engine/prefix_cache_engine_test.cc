@@ -53,7 +53,9 @@ class PrefixCacheEngineTest : public testing::Test {
         .kv_cache_bytes =
             24 * layout.block_bytes + 60 * layout.window_page_bytes + 8 * layout.state.slot_bytes};
     options.kv = kv;
-    auto engine = MakeEngine(options, layout, *model_, *device_, *metrics_, clock_);
+    auto engine =
+        MakeEngine(options, {{.model = model_.get(), .device = device_.get(), .layout = layout}},
+                   *metrics_, clock_);
     ASSERT_TRUE(engine.ok()) << engine.status().message();
     engine_ = *std::move(engine);
   }
@@ -155,7 +157,9 @@ TEST_F(PrefixCacheEngineTest, RefusesADirectoryThatItCannotUse) {
                         .eos_token_ids = {config_.eos_token_id},
                         .limits = limits_};
   options.kv = {.disk_directory = directory_ / "kv", .model_fingerprint = "small"};
-  const auto second = MakeEngine(options, layout, *model_, *device_, metrics, clock_);
+  const auto second =
+      MakeEngine(options, {{.model = model_.get(), .device = device_.get(), .layout = layout}},
+                 metrics, clock_);
   ASSERT_FALSE(second.ok());
   EXPECT_THAT(second.status().message(), testing::HasSubstr("another server uses it"));
 }

@@ -36,6 +36,7 @@ struct Request {
   TimePoint arrival;
   std::optional<TimePoint> deadline;  // past it the request ends with kError, wherever it is
   bool report_progress = false;       // events for the chunks of the prompt, too
+  std::optional<int> data_rank;       // the data rank that runs it; unset: the engine chooses
   // Set: report the experts of every token that is run, from this token of the prompt on.
   std::optional<int32_t> routed_experts_start;
   std::shared_ptr<TokenConstraint> constraint;  // may be null

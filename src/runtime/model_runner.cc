@@ -74,7 +74,8 @@ ModelRunner::ModelRunner(const ModelRunnerOptions& options, model::DeepSeekV4& m
                          KvCache kv_cache, std::unique_ptr<device::Stream> stream,
                          LogitsBuffer logits, std::unique_ptr<DeviceSampler> device_sampler,
                          std::unique_ptr<kv_store::DiskStore> disk)
-    : num_layers_(options.num_layers),
+    : sampling_(options.sampling),
+      num_layers_(options.num_layers),
       num_experts_per_token_(options.num_experts_per_token),
       model_(model),
       kv_cache_(std::move(kv_cache)),
@@ -83,7 +84,7 @@ ModelRunner::ModelRunner(const ModelRunnerOptions& options, model::DeepSeekV4& m
       logits_(std::move(logits)),
       sampler_(options.vocab_size, options.eos_token_ids, thread_pool_),
       device_sampler_(std::move(device_sampler)),
-      masks_(options.vocab_size, NumMaskThreads()),
+      masks_(options.vocab_size, options.sampling == Sampling::kResults ? NumMaskThreads() : 0),
       disk_(std::move(disk)) {}
 
 // Nothing that the device still uses may be freed; an error has been reported, or will be.
@@ -142,9 +143,7 @@ Status ModelRunner::RunForward(const request::ScheduledBatch& batch, Step& step)
   if (!step.is_late) StartMasks(step);
   model::ForwardBatch view = device_batch_.View();
   view.data_rank_tokens = batch.data_rank_tokens;
-  const bool reports_experts =
-      std::any_of(batch.sequences.begin(), batch.sequences.end(), WantsExperts);
-  expert_ids_.resize(reports_experts ? view.token_ids.size() * NumExpertsPerRow() : 0);
+  expert_ids_.resize(ReportsExperts(batch) ? view.token_ids.size() * NumExpertsPerRow() : 0);
   view.expert_ids = expert_ids_;
   if (device_sampler_ != nullptr) view.sampled = device_sampler_->token_ids();
   // Grammars work while the forward runs; what else a draw needs is uploaded ahead of it.
@@ -160,7 +159,7 @@ Status ModelRunner::Sample(Step& step) {
   if (!step.on_device.empty()) device_sampler_->Draw(logits_.device_data(), *stream_);
   RETURN_IF_ERROR(FetchHostRows(step));
   SampleOnHost(step);
-  ComputePromptLogprobs(*step.batch, step.result);
+  if (sampling_ == Sampling::kResults) ComputePromptLogprobs(*step.batch, step.result);
   ReportExperts(*step.batch, step.result);
   KeepSampled(step);
   return OkStatus();
@@ -196,6 +195,17 @@ void ModelRunner::RunStore(const request::KvTransfers& transfers, request::StepR
   }
   if (transfers.wait_for_store) disk_->WaitForEvent(kStoreWait);
   result.store_events = disk_->TakeEvents();
+}
+
+// Whether this rank chooses the sequence's token.
+bool ModelRunner::Samples(const request::ScheduledSequence& s) const {
+  if (!s.sample || sampling_ == Sampling::kNone) return false;
+  return sampling_ == Sampling::kResults || s.request->constraint == nullptr;
+}
+
+bool ModelRunner::ReportsExperts(const request::ScheduledBatch& batch) const {
+  return sampling_ == Sampling::kResults &&
+         std::any_of(batch.sequences.begin(), batch.sequences.end(), WantsExperts);
 }
 
 void ModelRunner::FillBatch(const request::ScheduledBatch& batch) {
@@ -241,7 +251,7 @@ void ModelRunner::StartMasks(Step& step) {
   step.histories.resize(step.batch->sequences.size());
   for (size_t i = 0; i < step.batch->sequences.size(); ++i) {
     const request::ScheduledSequence& s = step.batch->sequences[i];
-    if (!s.sample) continue;
+    if (!Samples(s)) continue;
     if (s.is_pending() && request::DependsOnOutput(*s.request)) {
       step.histories[i].assign(s.all_token_ids.begin(), s.all_token_ids.end());
       step.histories[i].push_back(std::max(sampled_.at(s.request_id).token_id, 0));
@@ -261,7 +271,7 @@ Status ModelRunner::AddDeviceRows(Step& step) {
   size_t next_mask = 0;
   for (size_t i = 0; i < batch.sequences.size(); ++i) {
     const request::ScheduledSequence& s = batch.sequences[i];
-    if (!s.sample) continue;
+    if (!Samples(s)) continue;
     const GrammarMasks::Mask& mask = step.masks[i] = masks[next_mask++];
     if (!mask.status.ok()) {
       step.result.sequences[i].status = mask.status;
@@ -288,7 +298,8 @@ Status ModelRunner::FetchHostRows(const Step& step) {
   }
   for (size_t i = 0; i < batch.sequences.size(); ++i) {
     const size_t num_rows = NumPromptLogprobs(batch.sequences[i]);
-    if (num_rows > 0) RETURN_IF_ERROR(logits_.Fetch(first_row_[i], num_rows, *stream_));
+    if (num_rows > 0 && sampling_ == Sampling::kResults)
+      RETURN_IF_ERROR(logits_.Fetch(first_row_[i], num_rows, *stream_));
   }
   return OkStatus();
 }
@@ -298,7 +309,7 @@ void ModelRunner::KeepSampled(const Step& step) {
   sampled_.clear();
   for (size_t i = 0; i < sequences.size(); ++i) {
     const std::vector<int32_t>& token_ids = step.result.sequences[i].sampled_token_ids;
-    if (!sequences[i].sample) continue;
+    if (!Samples(sequences[i])) continue;
     sampled_[sequences[i].request_id] = {.token_id = token_ids.empty() ? request::kPendingToken
                                                                        : token_ids[0]};
   }

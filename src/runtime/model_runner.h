@@ -5,6 +5,9 @@
 // later, so that the next step can be enqueued behind it; its pending tokens never leave the
 // device. What only the host can do (prompt log-probabilities, many best tokens, the experts) is
 // done in Launch, for its rows alone. On a CPU all of a step is run in Launch.
+//
+// Of the ranks that run one batch, one tells the results. The others run the same forward; where
+// steps are planned ahead they also choose the same tokens, for the next step's forward.
 #pragma once
 
 #include <array>
@@ -27,12 +30,22 @@
 
 namespace fathom::runtime {
 
+// What a rank makes of a step's logits.
+enum class Sampling {
+  kResults,  // what was asked for
+  // The tokens that the next step may need before its plan has them: of all sequences but those
+  // with a constraint, which is another rank's to hold. The results are nobody's.
+  kTokens,
+  kNone,  // nothing: the plan has all tokens
+};
+
 struct ModelRunnerOptions {
   int vocab_size = 0;
   int max_logits_rows = 0;  // in one step
   std::vector<int32_t> eos_token_ids;
   int num_layers = 0;
   int num_experts_per_token = 0;
+  Sampling sampling = Sampling::kResults;
 };
 
 class ModelRunner {
@@ -53,8 +66,6 @@ class ModelRunner {
   Status Launch(const request::ScheduledBatch& batch);
   // Waits for the oldest step. An error as above; what fails one request is in its SequenceResult.
   Result<request::StepResult> Collect();
-  // Whether a step that is launched runs while the next is.
-  bool overlaps() const { return device_sampler_ != nullptr; }
 
   // Both: one step.
   Result<request::StepResult> Run(const request::ScheduledBatch& batch);
@@ -78,6 +89,8 @@ class ModelRunner {
   Status LaunchStep(const request::ScheduledBatch& batch);
   Status RunForward(const request::ScheduledBatch& batch, Step& step);
   void RunStore(const request::KvTransfers& transfers, request::StepResult& result);
+  bool Samples(const request::ScheduledSequence& s) const;
+  bool ReportsExperts(const request::ScheduledBatch& batch) const;
   void FillBatch(const request::ScheduledBatch& batch);
   void AddPendingToken(const request::ScheduledSequence& s);
   size_t SampleRowOf(const request::ScheduledBatch& batch, size_t i) const;
@@ -96,6 +109,7 @@ class ModelRunner {
   void ReportExperts(const request::ScheduledBatch& batch, request::StepResult& result) const;
   void SampleOnHost(Step& step);
 
+  const Sampling sampling_;
   const int num_layers_;
   const int num_experts_per_token_;
   model::DeepSeekV4& model_;

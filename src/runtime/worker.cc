@@ -22,10 +22,13 @@ auto WithoutExceptions(const Run& run) -> decltype(run()) {
   }
 }
 
+Status StatusOf(const Status& status) { return status; }
+Status StatusOf(const Result<request::StepResult>& result) { return result.status(); }
+
 }  // namespace
 
-Worker::Worker(std::unique_ptr<ModelRunner> runner)
-    : runner_(std::move(runner)), thread_([this] { RunThread(); }) {}
+Worker::Worker(std::unique_ptr<ModelRunner> runner, comm::Transport* transport)
+    : runner_(std::move(runner)), transport_(transport), thread_([this] { RunThread(); }) {}
 
 Worker::~Worker() {
   commands_.Close();
@@ -39,13 +42,21 @@ Result<request::StepResult> Worker::Wait() {
   return *results_.Pop();
 }
 
+template <typename Run>
+auto Worker::RunOrAbort(const Run& run) -> decltype(run()) {
+  auto result = WithoutExceptions(run);
+  const Status status = StatusOf(result);
+  if (!status.ok() && transport_ != nullptr) transport_->Abort(status);
+  return result;
+}
+
 void Worker::RunThread() {
   Status launched;
   while (const auto batch = commands_.Pop()) {
     if (*batch != nullptr) {
-      if (launched.ok()) launched = WithoutExceptions([&] { return runner_->Launch(**batch); });
+      if (launched.ok()) launched = RunOrAbort([&] { return runner_->Launch(**batch); });
     } else if (launched.ok()) {
-      CHECK(results_.TryPush(WithoutExceptions([&] { return runner_->Collect(); })));
+      CHECK(results_.TryPush(RunOrAbort([&] { return runner_->Collect(); })));
     } else {
       CHECK(results_.TryPush(launched));
     }

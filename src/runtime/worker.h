@@ -1,6 +1,7 @@
 // Worker: the thread of one device. It runs batches in the order given; results come back in that
 // order. The engine's thread starts steps and waits for them; the ModelRunner is touched on the
-// worker's thread alone.
+// worker's thread alone. A step that fails ends the world of the device's rank, so that no other
+// rank waits for it.
 #pragma once
 
 #include <memory>
@@ -8,6 +9,7 @@
 
 #include "base/bounded_queue.h"
 #include "base/status.h"
+#include "comm/transport.h"
 #include "request/scheduled_batch.h"
 #include "runtime/model_runner.h"
 
@@ -15,7 +17,8 @@ namespace fathom::runtime {
 
 class Worker {
  public:
-  explicit Worker(std::unique_ptr<ModelRunner> runner);
+  // `transport`: the model's, to the other ranks; null: there are none. It outlives the worker.
+  Worker(std::unique_ptr<ModelRunner> runner, comm::Transport* transport);
   ~Worker();  // waits for the step that runs
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
@@ -30,8 +33,11 @@ class Worker {
 
  private:
   void RunThread();
+  template <typename Run>
+  auto RunOrAbort(const Run& run) -> decltype(run());
 
   std::unique_ptr<ModelRunner> runner_;
+  comm::Transport* const transport_;
   // Null: the oldest step's result is wanted.
   BoundedQueue<const request::ScheduledBatch*> commands_{2 * ModelRunner::kMaxInFlight};
   BoundedQueue<Result<request::StepResult>> results_{1};

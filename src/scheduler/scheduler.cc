@@ -110,6 +110,21 @@ void Scheduler::Finish(Sequence& sequence) {
   sequences_.erase(sequence.request.id);
 }
 
+int64_t Scheduler::num_tokens() const {
+  int64_t num_tokens = 0;
+  for (const auto& [id, sequence] : sequences_) num_tokens += sequence->num_tokens();
+  return num_tokens;
+}
+
+int64_t Scheduler::NumCachedTokens(const request::Request& request) const {
+  Sequence sequence;
+  sequence.request = request;
+  sequence.token_ids = request.prompt_token_ids;
+  sequence.num_prompt_tokens = sequence.num_tokens();
+  sequence.experts_end = request.routed_experts_start.value_or(0);
+  return cache_.NumCachedTokens(MakeAdmitRequest(sequence));
+}
+
 double Scheduler::session_spread_seconds() const {
   if (sequences_.empty()) return 0;
   const auto [least, most] =
@@ -120,8 +135,9 @@ double Scheduler::session_spread_seconds() const {
 }
 
 // A prompt that is not through, or that reports on its tokens.
-bool Scheduler::NeedsItsResult(const Scheduled& scheduled) {
+bool Scheduler::NeedsItsResult(const Scheduled& scheduled) const {
   const Sequence& s = *scheduled.sequence;
+  if (options_.constraints_need_results && s.request.constraint != nullptr) return true;
   return !scheduled.samples || s.request.routed_experts_start.has_value() ||
          (s.request.sampling.num_prompt_logprobs && s.num_output_tokens() == 0);
 }
@@ -130,13 +146,13 @@ bool Scheduler::CanSchedule() const {
   if (in_flight_.empty()) return true;
   if (in_flight_.size() > 1) return false;
   const std::vector<Scheduled>& sequences = in_flight_.front().sequences;
-  return std::none_of(sequences.begin(), sequences.end(), [](const Scheduled& s) {
+  return std::none_of(sequences.begin(), sequences.end(), [this](const Scheduled& s) {
     return !s.sequence->finished && NeedsItsResult(s);
   });
 }
 
-std::vector<SequenceOutput> Scheduler::Commit(const request::StepResult& result,
-                                              Duration step_time) {
+std::vector<SequenceOutput> Scheduler::Commit(const request::StepResult& result, Duration step_time,
+                                              const StepLoad& peers) {
   cache_.OnStoreEvents(result.store_events);
   std::vector<SequenceOutput> outputs;
   if (in_flight_.empty() && result.sequences.empty()) return outputs;  // of an empty step
@@ -144,7 +160,7 @@ std::vector<SequenceOutput> Scheduler::Commit(const request::StepResult& result,
   in_flight_.pop_front();
   CHECK_EQ(result.step, step.step);
   CHECK_EQ(result.sequences.size(), step.sequences.size());
-  ChargeSessions(step, Seconds(step_time));
+  ChargeSessions(step, peers, Seconds(step_time));
   for (size_t i = 0; i < step.sequences.size(); ++i) {
     const Scheduled& scheduled = step.sequences[i];
     CHECK_EQ(result.sequences[i].request_id, scheduled.sequence->request.id);
@@ -184,22 +200,32 @@ SequenceOutput Scheduler::CommitSequence(const Scheduled& scheduled,
 }
 
 // Decodes share what a step of them alone takes; prompts share the rest by their tokens.
-void Scheduler::ChargeSessions(const StepInFlight& step, double step_seconds) {
-  const auto num_tokens = static_cast<double>(step.num_prefill_tokens + step.num_decodes);
+void Scheduler::ChargeSessions(const StepInFlight& step, const StepLoad& peers,
+                               double step_seconds) {
+  const auto [num_decodes, num_prefill_tokens] = step.load;
+  const auto num_tokens = static_cast<double>(num_prefill_tokens + num_decodes);
+  StepLoad most = step.load;
+  most.TakeMost(peers);
+  if (most.num_decodes + most.num_prefill_tokens > 0) {
+    pacer_.OnStep(most.num_decodes, most.num_prefill_tokens, step_seconds);
+  }
   if (num_tokens == 0) return;
-  pacer_.OnStep(step.num_decodes, step.num_prefill_tokens, step_seconds);
   const double seconds = std::max(step_seconds, num_tokens * kLeastSecondsPerToken);
   sessions_.Advance(seconds);
-  double decode_seconds = pacer_.DecodeSeconds(step.num_decodes);
-  if (decode_seconds < 0) decode_seconds = seconds * step.num_decodes / num_tokens;
-  if (step.num_prefill_tokens == 0) decode_seconds = seconds;
-  decode_seconds = step.num_decodes == 0 ? 0 : std::min(decode_seconds, seconds);
+  double decode_seconds = pacer_.DecodeSeconds(num_decodes);
+  if (decode_seconds < 0) decode_seconds = seconds * num_decodes / num_tokens;
+  if (num_prefill_tokens == 0) decode_seconds = seconds;
+  decode_seconds = num_decodes == 0 ? 0 : std::min(decode_seconds, seconds);
   for (const Scheduled& s : step.sequences) {
     s.sequence->session->virtual_seconds +=
-        s.is_decode ? decode_seconds / step.num_decodes
+        s.is_decode ? decode_seconds / num_decodes
                     : (seconds - decode_seconds) * static_cast<double>(s.num_tokens) /
-                          static_cast<double>(step.num_prefill_tokens);
+                          static_cast<double>(num_prefill_tokens);
   }
+}
+
+void Scheduler::OnPeersStep(const StepLoad& peers, Duration step_time) {
+  ChargeSessions({}, peers, Seconds(step_time));
 }
 
 // The result's rows are of the tokens that follow num_computed_tokens. A prompt that was preempted

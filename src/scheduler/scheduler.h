@@ -20,8 +20,12 @@
 //  - The first prompt in line finds no room, while a lower priority runs, or a session that holds
 //    more than its equal share where the waiting one would stay within its own. What was admitted
 //    that way cannot be displaced in turn, and a session's last running sequence never is.
+//
+// Data ranks have a scheduler each and run their steps together: a step lasts as long as that of
+// the rank with most to do, so its decodes keep their floor beside the prompts of all ranks.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -52,6 +56,18 @@ struct SchedulerOptions {
   kv_cache::PrefixCacheOptions cache;
   // The share of their solo speed that decodes keep while prompts run, below 1; 0: prompts first.
   double decode_floor = 0.7;
+  // A sequence with a constraint is not planned ahead of its result.
+  bool constraints_need_results = false;
+};
+
+// What a step has to do: with several data ranks, on the one that has most.
+struct StepLoad {
+  int num_decodes = 0;
+  int64_t num_prefill_tokens = 0;
+  void TakeMost(const StepLoad& other) {
+    num_decodes = std::max(num_decodes, other.num_decodes);
+    num_prefill_tokens = std::max(num_prefill_tokens, other.num_prefill_tokens);
+  }
 };
 
 // What a step brought for one request.
@@ -84,14 +100,26 @@ class Scheduler {
 
   // The next step; empty when there is nothing to do. Its views live until the next Commit, its
   // requests until its own. A step without sequences may move memory; an empty one needs no Commit.
-  request::ScheduledBatch Schedule();
+  // `num_peer_decodes`: of another data rank in the same step, the most.
+  request::ScheduledBatch Schedule(int num_peer_decodes = 0);
+  // How many sequences decode in the next step, if memory allows.
+  int NumDecodes() const;
+  // Of the step that was planned last.
+  StepLoad load() const;
 
   // Takes the tokens of the oldest step in flight, and how long it took. Returns the events of the
-  // requests that have something to tell.
-  std::vector<SequenceOutput> Commit(const request::StepResult& result, Duration step_time);
+  // requests that have something to tell. `peers`: what other data ranks did in the step.
+  std::vector<SequenceOutput> Commit(const request::StepResult& result, Duration step_time,
+                                     const StepLoad& peers = {});
+  // In the place of a Commit, for a step in which this data rank had nothing to do.
+  void OnPeersStep(const StepLoad& peers, Duration step_time);
 
   int num_running() const { return static_cast<int>(running_.size()); }
   int num_waiting() const { return static_cast<int>(waiting_.size()); }
+  // Of all requests that wait or run.
+  int64_t num_tokens() const;
+  // Tokens of a valid request's prompt that the prefix cache has.
+  int64_t NumCachedTokens(const request::Request& request) const;
   uint64_t num_preemptions() const { return num_preemptions_; }
   // Whether Schedule could give something to do.
   bool HasWork() const { return !sequences_.empty() || cache_.HasWork(); }
@@ -115,8 +143,7 @@ class Scheduler {
   struct StepInFlight {
     uint64_t step = 0;
     std::vector<Scheduled> sequences;
-    int num_decodes = 0;
-    int64_t num_prefill_tokens = 0;
+    StepLoad load;
   };
 
   // step_plan.cc
@@ -138,9 +165,9 @@ class Scheduler {
   std::vector<Sequence*> VictimsFor(const Sequence& waiting) const;
   void Preempt(Sequence& sequence);
 
-  static bool NeedsItsResult(const Scheduled& scheduled);
+  bool NeedsItsResult(const Scheduled& scheduled) const;
   bool EndsWhenPendingIsKnown(const Sequence& sequence) const;
-  void ChargeSessions(const StepInFlight& step, double step_seconds);
+  void ChargeSessions(const StepInFlight& step, const StepLoad& peers, double step_seconds);
   SequenceOutput CommitSequence(const Scheduled& scheduled, const request::SequenceResult& result);
   void CollectPromptLogprobs(Sequence& sequence, const request::SequenceResult& result);
   void CollectExperts(Sequence& sequence, const request::SequenceResult& result,

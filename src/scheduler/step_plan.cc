@@ -14,7 +14,9 @@ struct Scheduler::Step {
   StepInFlight in_flight;
   int64_t num_tokens_left = 0;
   int64_t num_rows_left = 0;
+  int num_peer_decodes = 0;
   bool preempted = false;
+  bool prompts_wait = false;  // for the decodes of other data ranks
 };
 
 struct Scheduler::Share {
@@ -22,16 +24,18 @@ struct Scheduler::Share {
   int64_t num_blocks = 0;
 };
 
-request::ScheduledBatch Scheduler::Schedule() {
+request::ScheduledBatch Scheduler::Schedule(int num_peer_decodes) {
   CHECK(CanSchedule());
   Step step;
+  step.num_peer_decodes = num_peer_decodes;
   if (blocked_ != nullptr && !blocked_->displaced_others) {
     const std::vector<Sequence*> victims = VictimsFor(*blocked_);
     for (Sequence* victim : victims) Preempt(*victim);
     blocked_->displaced_others = !victims.empty();
   }
   PlanStep(step);
-  while (step.batch.sequences.empty() && !running_.empty() && in_flight_.empty()) {
+  while (step.batch.sequences.empty() && !running_.empty() && in_flight_.empty() &&
+         !step.prompts_wait) {
     // Prompts that hold each other's window pages: the newest makes room.
     CHECK_GT(running_.size(), 1u);  // alone, a valid request fits
     step.preempted = true;
@@ -42,7 +46,8 @@ request::ScheduledBatch Scheduler::Schedule() {
   step.batch.transfers = cache_.TakeTransfers(/*idle=*/step.batch.sequences.empty());
   if (step.batch.empty()) return {};
   step.in_flight.step = step_;
-  step.in_flight.num_prefill_tokens = step.batch.num_tokens() - step.in_flight.num_decodes;
+  StepLoad& load = step.in_flight.load;
+  load.num_prefill_tokens = step.batch.num_tokens() - load.num_decodes;
   in_flight_.push_back(std::move(step.in_flight));
   return std::move(step.batch);
 }
@@ -89,8 +94,10 @@ bool Scheduler::EndsWhenPendingIsKnown(const Sequence& s) const {
 }
 
 void Scheduler::AddPrefills(Step& step) {
-  step.num_tokens_left = pacer_.PrefillTokens(step.in_flight.num_decodes, step.num_tokens_left);
-  if (step.num_tokens_left == 0) return;
+  const int num_decodes = std::max(step.in_flight.load.num_decodes, step.num_peer_decodes);
+  step.num_tokens_left = pacer_.PrefillTokens(num_decodes, step.num_tokens_left);
+  step.prompts_wait = step.num_tokens_left == 0;
+  if (step.prompts_wait) return;
   std::vector<Sequence*> line;
   for (Sequence* sequence : running_) {
     if (sequence->num_remaining() > 1) line.push_back(sequence);
@@ -174,13 +181,24 @@ int64_t Scheduler::ChunkSize(const Step& step, const Sequence& sequence) const {
   return num_tokens <= 0 ? 0 : cache_.ClipChunk(sequence.kv, sequence.num_scheduled(), num_tokens);
 }
 
+// A sequence that goes on from its output, by one token.
+int Scheduler::NumDecodes() const {
+  return static_cast<int>(std::count_if(running_.begin(), running_.end(), [](const Sequence* s) {
+    return s->is_decode() && s->num_output_tokens() + s->num_pending > 0;
+  }));
+}
+
+StepLoad Scheduler::load() const {
+  return in_flight_.empty() ? StepLoad() : in_flight_.back().load;
+}
+
 void Scheduler::Add(Step& step, Sequence& sequence, int64_t num_tokens) {
   const int64_t begin = sequence.num_scheduled();
   const bool is_decode =
       sequence.is_decode() && sequence.num_output_tokens() + sequence.num_pending > 0;
   const bool sample = num_tokens == sequence.num_remaining();
   cache_.Extend(sequence.kv, begin, num_tokens);
-  step.in_flight.num_decodes += is_decode ? 1 : 0;
+  step.in_flight.load.num_decodes += is_decode ? 1 : 0;
   step.num_tokens_left -= num_tokens;
   step.num_rows_left -=
       sequence.request.sampling.num_prompt_logprobs ? num_tokens : int64_t{sample};

@@ -219,8 +219,11 @@ Status Run(const std::vector<std::string>& args) {
   engine_options.max_queue = options.max_queue;
   MetricsRegistry metrics;
   const SystemClock clock;
-  ASSIGN_OR_RETURN(auto engine, engine::MakeEngine(engine_options, runtime::FakeLayout(), model,
-                                                   *device, metrics, clock));
+  ASSIGN_OR_RETURN(auto engine,
+                   engine::MakeEngine(
+                       engine_options,
+                       {{.model = &model, .device = device.get(), .layout = runtime::FakeLayout()}},
+                       metrics, clock));
   PromptedEngine prompted(std::move(engine), script);
   return ServeUntilSignal(options, session, prompted, metrics, signals);
 }

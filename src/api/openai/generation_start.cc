@@ -39,6 +39,7 @@ Generation::Choice MakeChoice(const ServerContext& context, const GenerationPara
   request.session = params.session;
   request.cache_salt = params.cache_salt;
   request.priority = params.priority;
+  request.data_rank = params.data_rank;
   request.routed_experts_start = params.routed_experts_start;
   request.report_progress = params.return_progress;
   request.arrival = std::chrono::steady_clock::now();
