@@ -2,12 +2,22 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
+#include <utility>
+
+#include "base/check.h"
 
 namespace fathom::model {
 namespace {
 
 using config::ModelConfig;
+using config::ParallelConfig;
 using kv_cache::KvLayout;
+
+// The ranks of a stage: among them the routed experts are split.
+int NumExpertRanks(const ParallelConfig& p) {
+  return p.tensor_parallel_size * p.data_parallel_size;
+}
 
 // FP8 with a scale byte per 128x128.
 double Fp8Bytes(double rows, double columns) { return rows * columns * (1 + 1.0 / (128 * 128)); }
@@ -73,7 +83,7 @@ void AddIndexer(const ModelConfig& c, const KvLayout& layout, const StepShape& s
   const int64_t last = shape.context_tokens + shape.tokens_per_seq;
   const double visible = static_cast<double>(last / 4);
   if (layers == 0 || visible <= c.index_topk) return;  // everything is selected anyway
-  const double tokens = static_cast<double>(shape.num_seqs) * shape.tokens_per_seq;
+  const auto tokens = static_cast<double>(shape.own_tokens());
   const double width = static_cast<double>(c.index_num_heads) * c.index_head_dim;
   out->push_back(Linear("indexer wq_b", ProductType::kFp8, Fp8Bytes(width, c.q_lora_rank), width,
                         c.q_lora_rank, tokens, layers));
@@ -112,54 +122,127 @@ void AddAttention(const ModelConfig& c, const KvLayout& layout, const StepShape&
       VisibleEntries(shape, 128, 1e18));
 }
 
-void AddExperts(const ModelConfig& c, const StepShape& shape, std::vector<ProductCost>* out) {
-  const double tokens = static_cast<double>(shape.num_seqs) * shape.tokens_per_seq;
-  const double layers = c.num_layers;
-  const double h = c.hidden_size;
-  const double inner = c.moe_intermediate_size;
-  const double e = c.num_experts;
-  const double k = c.num_experts_per_token;
+// The experts of a rank that holds `held` of them: each is hit, or gets a token, by chance. Of
+// several such ranks the one with most, to first order.
+double OfBusiestRank(double mean, double variance, int num_ranks) {
+  return mean + std::sqrt(variance) * ExpectedLargest(num_ranks);
+}
+
+void AddRoutedExperts(const RankShare& share, const StepShape& shape,
+                      std::vector<ProductCost>* out) {
+  const ModelConfig& c = share.shard.config;
+  const double tokens = static_cast<double>(shape.own_tokens() + shape.other_tokens);
+  const double layers = c.num_layers, h = c.hidden_size, inner = c.moe_intermediate_size;
+  const double e = c.num_experts, chosen = c.num_experts_per_token / e;
+  const double hit =
+      shape.distinct_experts > 0 ? shape.distinct_experts / e : 1 - std::pow(1 - chosen, tokens);
+  const auto held = static_cast<double>(share.shard.experts.size());
+  const int num_parts = share.parallel.enable_expert_parallel ? NumExpertRanks(share.parallel) : 1;
   const double distinct =
-      shape.distinct_experts > 0 ? shape.distinct_experts : e * (1 - std::pow(1 - k / e, tokens));
+      std::min(held, OfBusiestRank(held * hit, held * hit * (1 - hit), num_parts));
+  const double pairs = std::min(
+      tokens * c.num_experts_per_token,
+      OfBusiestRank(held * tokens * chosen, held * tokens * chosen * (1 - chosen), num_parts));
   const double expert_bytes =
       c.expert_dtype == config::ExpertDType::kFp4 ? 3 * Fp4Bytes(inner, h) : 3 * Fp8Bytes(inner, h);
   out->push_back({.name = "routed experts",
                   .type = ProductType::kFp8,
                   .weight_bytes = layers * distinct * expert_bytes,
-                  .flops = layers * tokens * k * 6 * inner * h});
+                  .flops = layers * pairs * 6 * inner * h});
+}
+
+void AddExperts(const RankShare& share, const StepShape& shape, std::vector<ProductCost>* out) {
+  const ModelConfig& c = share.shard.config;
+  const auto tokens = static_cast<double>(shape.own_tokens());
+  const double layers = c.num_layers, h = c.hidden_size;
+  const auto inner = static_cast<double>(share.shard.shared_intermediate.size());
+  AddRoutedExperts(share, shape, out);
   out->push_back({.name = "shared expert",
                   .type = ProductType::kFp8,
                   .weight_bytes = layers * c.num_shared_experts * 3 * Fp8Bytes(inner, h),
                   .flops = layers * tokens * c.num_shared_experts * 6 * inner * h});
-  out->push_back(Linear("router gate", ProductType::kBf16, 2 * e * h, e, h, tokens, layers));
+  out->push_back(Linear("router gate", ProductType::kBf16, 2.0 * c.num_experts * h, c.num_experts,
+                        h, tokens, layers));
 }
 
 }  // namespace
 
-std::vector<ProductCost> StepCosts(const ModelConfig& c, const KvLayout& layout,
+Result<RankShare> MakeRankShare(const ModelConfig& config, const ParallelConfig& parallel,
+                                const config::RankPlace& place) {
+  ASSIGN_OR_RETURN(checkpoint::Shard shard, checkpoint::MakeShard(config, parallel, place));
+  return RankShare{std::move(shard), parallel};
+}
+
+std::vector<ProductCost> StepCosts(const RankShare& share, const KvLayout& layout,
                                    const StepShape& shape) {
-  const double tokens = static_cast<double>(shape.num_seqs) * shape.tokens_per_seq;
+  const ModelConfig& c = share.shard.config;
+  const auto tokens = static_cast<double>(shape.own_tokens());
   const double h = c.hidden_size;
   std::vector<ProductCost> out;
-  AddAttentionProjections(c, tokens, &out);
+  if (c.o_groups > 0) AddAttentionProjections(c, tokens, &out);
   AddCompressors(c, tokens, &out);
   AddIndexer(c, layout, shape, &out);
   AddAttention(c, layout, shape, &out);
-  AddExperts(c, shape, &out);
+  AddExperts(share, shape, &out);
   const double mixes = (2 + c.hc_mult) * c.hc_mult;
   out.push_back(Linear("hyper-connection mixes", ProductType::kFp32, 4 * mixes * c.hc_mult * h,
                        mixes, c.hc_mult * h, tokens, 2.0 * c.num_layers));
-  out.push_back(Linear("head", ProductType::kBf16, 2.0 * c.vocab_size * h, c.vocab_size, h,
-                       shape.logits_rows, 1));
+  if (share.shard.has_head) {
+    const auto rows = static_cast<double>(share.shard.vocabulary.size());
+    out.push_back(
+        Linear("head", ProductType::kBf16, 2.0 * rows * h, rows, h, shape.logits_rows, 1));
+  }
   return out;
 }
 
-DeviceCeilings H200Ceilings() {
-  return {
-      .name = "H200", .memory_bytes_per_s = 4.55e12, .fp8_flops = 1320e12, .bf16_flops = 785e12};
+std::vector<ProductCost> StepCosts(const ModelConfig& config, const KvLayout& layout,
+                                   const StepShape& shape) {
+  const Result<RankShare> whole = MakeRankShare(config, {}, {});
+  CHECK(whole.ok());
+  return StepCosts(*whole, layout, shape);
+}
+
+std::vector<ExchangeCost> StepExchanges(const RankShare& share, const StepShape& shape) {
+  const ModelConfig& c = share.shard.config;
+  const ParallelConfig& p = share.parallel;
+  const int tensor = p.tensor_parallel_size, ranks = NumExpertRanks(p);
+  const double layers = c.num_layers, row_bytes = 2.0 * c.hidden_size;
+  const auto own = static_cast<double>(shape.own_tokens());
+  const auto but_own = [](int n) { return (n - 1.0) / n; };
+  std::vector<ExchangeCost> out;
+  if (share.shard.layers.begin > 0) {
+    out.push_back({"streams from the stage before", 2, 1, own * c.hc_mult * row_bytes});
+  }
+  if (tensor > 1) {  // each sums a part, then gives it to all
+    out.push_back(
+        {"sum of the heads", tensor, layers, layers * 2 * but_own(tensor) * own * row_bytes});
+  }
+  if (p.data_parallel_size > 1) {
+    const double fp8_row = c.hidden_size * (1 + 4.0 / 128), copies = p.data_parallel_size - 1;
+    out.push_back(
+        {"tokens for the experts", p.data_parallel_size, layers, layers * copies * own * fp8_row});
+  }
+  if (ranks > 1) {
+    // Tensor ranks share out their rows, take the others' parts of these, and give each other sums.
+    const double rows = ((ranks - 1.0) / tensor + but_own(tensor)) * own;
+    out.push_back({"sum of the experts", ranks, layers, layers * rows * row_bytes});
+  }
+  if (tensor > 1 && share.shard.has_head) {
+    out.push_back({"logits", tensor, 1, but_own(tensor) * shape.logits_rows * 4.0 * c.vocab_size});
+  }
+  return out;
+}
+
+double RooflineTime::floor_us() const {
+  return std::max({bytes_us, compute_us, link_us}) + exchange_us;
 }
 
 RooflineTime Price(const std::vector<ProductCost>& costs, const DeviceCeilings& ceilings) {
+  return Price(costs, {}, ceilings);
+}
+
+RooflineTime Price(const std::vector<ProductCost>& costs,
+                   const std::vector<ExchangeCost>& exchanges, const DeviceCeilings& ceilings) {
   RooflineTime time;
   for (const ProductCost& cost : costs) {
     const double flops_per_s = cost.type == ProductType::kFp8    ? ceilings.fp8_flops
@@ -168,7 +251,23 @@ RooflineTime Price(const std::vector<ProductCost>& costs, const DeviceCeilings& 
     time.bytes_us += (cost.weight_bytes + cost.kv_bytes) / ceilings.memory_bytes_per_s * 1e6;
     time.compute_us += cost.flops / flops_per_s * 1e6;
   }
+  for (const ExchangeCost& exchange : exchanges) {
+    time.link_us += exchange.bytes / ceilings.link_bytes_per_s * 1e6;
+    time.exchange_us += exchange.count * ceilings.exchange_us(exchange.num_ranks);
+  }
   return time;
+}
+
+// The mean of the largest: the integral of x over the density of the maximum.
+double ExpectedLargest(int n) {
+  constexpr double kEnd = 8, kStep = 1.0 / 64;  // beyond it lies nothing
+  double sum = 0;
+  for (double x = -kEnd; n > 1 && x <= kEnd; x += kStep) {
+    const double density = std::exp(-x * x / 2) / std::sqrt(2 * std::numbers::pi);
+    const double below = 0.5 * std::erfc(-x / std::numbers::sqrt2);
+    sum += x * n * density * std::pow(below, n - 1) * kStep;
+  }
+  return sum;
 }
 
 }  // namespace fathom::model
