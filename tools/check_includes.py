@@ -48,7 +48,7 @@ LIBRARY_FOLDERS = {
     "xgrammar/": {"text"},
     "dlpack/": {"text"},
     "hwy/": {"kernels"},
-    "openssl/": {"api"},
+    "openssl/": {"api", "comm"},
     "xxhash.h": {"checkpoint", "text", "kv_cache", "kv_store"},
     "CLI/": {"apps"},
     "editline/": {"apps"},

@@ -4,26 +4,19 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <functional>
+#include <numeric>
 #include <random>
 #include <thread>
 
 #include "base/float_types.h"
 #include "comm/memory_transport.h"
+#include "comm/test_nodes.h"
 
 namespace fathom::comm {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-// Runs body(transport) on a thread of its own for every rank.
-void OnEveryRank(std::vector<std::unique_ptr<Transport>>& transports,
-                 const std::function<void(Transport&)>& body) {
-  std::vector<std::thread> threads;
-  for (auto& transport : transports) threads.emplace_back([&] { body(*transport); });
-  for (std::thread& thread : threads) thread.join();
-}
 
 std::vector<int> AllRanks(const Transport& transport) {
   std::vector<int> ranks;
@@ -40,22 +33,26 @@ std::vector<T> RandomValues(size_t count, int rank) {
   return values;
 }
 
-class GroupOfRanks : public testing::TestWithParam<int> {};
+// Parameter: the number of ranks on each node.
+class GroupOfRanks : public testing::TestWithParam<std::vector<int>> {
+ protected:
+  static int NumRanks() { return std::accumulate(GetParam().begin(), GetParam().end(), 0); }
+};
 
 TEST_P(GroupOfRanks, AllReduceSumsInTheOrderOfRanksAndRoundsOnce) {
   for (const size_t count : {size_t{0}, size_t{1}, size_t{257}, size_t{100'000}}) {
     std::vector<float> expected(count);
-    for (int r = 0; r < GetParam(); ++r) {
+    for (int r = 0; r < NumRanks(); ++r) {
       const auto values = RandomValues<BFloat16>(count, r);
       for (size_t i = 0; i < count; ++i) expected[i] += static_cast<float>(values[i]);
     }
-    auto transports = MakeMemoryTransports(GetParam(), seconds(60));
-    OnEveryRank(transports, [&](Transport& transport) {
+    TestWorld world(GetParam());
+    world.OnEveryRank([&](Transport& transport) {
       Group group(transport, AllRanks(transport));
       auto values = RandomValues<BFloat16>(count, group.rank());
       ASSERT_TRUE(group.AllReduce(std::span(values)).ok());
       for (size_t i = 0; i < count; ++i) {
-        const BFloat16 sum(GetParam() == 1 ? static_cast<float>(values[i]) : expected[i]);
+        const BFloat16 sum(NumRanks() == 1 ? static_cast<float>(values[i]) : expected[i]);
         ASSERT_EQ(values[i].bits, sum.bits) << i;
       }
     });
@@ -63,8 +60,8 @@ TEST_P(GroupOfRanks, AllReduceSumsInTheOrderOfRanksAndRoundsOnce) {
 }
 
 TEST_P(GroupOfRanks, AllGatherPutsEveryMembersRangeInItsPlace) {
-  auto transports = MakeMemoryTransports(GetParam(), seconds(60));
-  OnEveryRank(transports, [&](Transport& transport) {
+  TestWorld world(GetParam());
+  world.OnEveryRank([&](Transport& transport) {
     Group group(transport, AllRanks(transport));
     std::vector<Group::Range> ranges;  // member m has m * 3 bytes: none for the first
     int64_t end = 0;
@@ -86,8 +83,8 @@ TEST_P(GroupOfRanks, AllGatherPutsEveryMembersRangeInItsPlace) {
 
 TEST_P(GroupOfRanks, ReduceScatterSumsTheOwnRangeOnly) {
   constexpr size_t kCount = 64;
-  auto transports = MakeMemoryTransports(GetParam(), seconds(60));
-  OnEveryRank(transports, [&](Transport& transport) {
+  TestWorld world(GetParam());
+  world.OnEveryRank([&](Transport& transport) {
     Group group(transport, AllRanks(transport));
     // Neighbours share a range: two tensor ranks that have the same tokens.
     std::vector<Group::Range> ranges;
@@ -108,8 +105,8 @@ TEST_P(GroupOfRanks, ReduceScatterSumsTheOwnRangeOnly) {
 }
 
 TEST_P(GroupOfRanks, ManyOperationsInARowStayInOrder) {
-  auto transports = MakeMemoryTransports(GetParam(), seconds(60));
-  OnEveryRank(transports, [&](Transport& transport) {
+  TestWorld world(GetParam());
+  world.OnEveryRank([&](Transport& transport) {
     Group all(transport, AllRanks(transport));
     Group alone(transport, {transport.rank()});
     for (int round = 0; round < 300; ++round) {
@@ -122,13 +119,18 @@ TEST_P(GroupOfRanks, ManyOperationsInARowStayInOrder) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, GroupOfRanks, testing::Values(1, 2, 3, 4, 8));
+using Nodes = std::vector<int>;
+INSTANTIATE_TEST_SUITE_P(InMemory, GroupOfRanks,
+                         testing::Values(Nodes{1}, Nodes{2}, Nodes{3}, Nodes{4}, Nodes{8}));
+INSTANTIATE_TEST_SUITE_P(OverTcp, GroupOfRanks,
+                         testing::Values(Nodes{1, 1}, Nodes{1, 1, 1}, Nodes{2, 2}, Nodes{3, 1, 2},
+                                         Nodes{4, 4}));
 
 TEST(MemoryTransport, ARankThatDoesNotComeEndsTheWorld) {
   auto transports = MakeMemoryTransports(3, milliseconds(50));
-  OnEveryRank(transports, [](Transport& transport) {
-    if (transport.rank() == 2) return;
-    Group group(transport, {0, 1, 2});
+  OnThreads(3, [&](size_t rank) {
+    if (rank == 2) return;
+    Group group(*transports[rank], {0, 1, 2});
     std::vector<float> values(10);
     const Status status = group.AllReduce(std::span(values));
     EXPECT_EQ(status.code(), StatusCode::kPeer);
@@ -138,12 +140,12 @@ TEST(MemoryTransport, ARankThatDoesNotComeEndsTheWorld) {
 
 TEST(MemoryTransport, AbortWakesWhoeverWaits) {
   auto transports = MakeMemoryTransports(2, seconds(60));
-  OnEveryRank(transports, [](Transport& transport) {
-    if (transport.rank() == 1) {
+  OnThreads(2, [&](size_t rank) {
+    if (rank == 1) {
       std::this_thread::sleep_for(milliseconds(20));
-      return transport.Abort(DeviceError("GPU 1 fell off the bus"));
+      return transports[rank]->Abort(DeviceError("GPU 1 fell off the bus"));
     }
-    Group group(transport, {0, 1});
+    Group group(*transports[rank], {0, 1});
     std::vector<float> values(10);
     EXPECT_THAT(group.AllReduce(std::span(values)).message(), testing::HasSubstr("fell off"));
     EXPECT_FALSE(group.AllReduce(std::span(values)).ok());

@@ -43,8 +43,11 @@ struct JoinOptions {
   std::vector<Agreement> agreements;
   Duration join_timeout = std::chrono::minutes(5);  // until all nodes are there
 
-  // How long a rank waits in an exchange for another that sends and takes nothing.
+  // How long a rank waits in an exchange in which nothing moves: longer than any rank's work
+  // between two exchanges, or, of a pipeline, than the work of all stages before it.
   Duration exchange_timeout = std::chrono::seconds(8);
+  // How long a node may be silent; its heartbeats come eight times as often.
+  Duration heartbeat_timeout = std::chrono::seconds(8);
 };
 
 struct NodeInfo {
