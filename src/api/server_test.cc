@@ -285,6 +285,17 @@ TEST(Chat, ContinuesAPrefixWithoutThinking) {
   EXPECT_EQ(test.engine.submitted()[0].prompt_token_ids, expected);
 }
 
+TEST(Chat, TheHeaderOfADataRankGoesToTheEngine) {
+  ApiTestServer test;
+  for (const char* header : {"", "X-data-parallel-rank: 3\r\n", "x-data-parallel-rank: two\r\n"}) {
+    EXPECT_EQ(test.Post("/v1/chat/completions", ApiTestServer::ChatBody(), header).status, 200);
+  }
+  const std::vector<request::Request> submitted = test.engine.submitted();
+  EXPECT_EQ(submitted[0].data_rank, std::nullopt);
+  EXPECT_EQ(submitted[1].data_rank, 3);
+  EXPECT_EQ(submitted[2].data_rank, -1) << "which an engine refuses";
+}
+
 TEST(Chat, PassesSamplingOn) {
   ApiOptions options;
   options.allow_priority = options.allow_routed_experts = true;

@@ -14,14 +14,15 @@ size_t ChooseDataRank(std::span<const DataRankState> ranks, std::optional<size_t
   const auto may_take = [&](const DataRankState& rank) {
     return rank.load() <= least->load() + least->load() / 2 + 8;
   };
-  auto best = least;
-  for (auto rank = ranks.begin(); rank != ranks.end(); ++rank) {
-    if (rank->num_cached_tokens > best->num_cached_tokens && may_take(*rank)) best = rank;
+  const bool stays = session_rank && may_take(ranks[*session_rank]);
+  const size_t otherwise = stays ? *session_rank : static_cast<size_t>(least - ranks.begin());
+  size_t best = otherwise;
+  for (size_t d = 0; d < ranks.size(); ++d) {
+    if (ranks[d].num_cached_tokens > ranks[best].num_cached_tokens && may_take(ranks[d])) best = d;
   }
-  const bool saves = best->num_cached_tokens >= least->num_cached_tokens + kv_cache::kBlockTokens;
-  if (saves) return static_cast<size_t>(best - ranks.begin());
-  if (session_rank && may_take(ranks[*session_rank])) return *session_rank;
-  return static_cast<size_t>(least - ranks.begin());
+  const bool saves =
+      ranks[best].num_cached_tokens >= ranks[otherwise].num_cached_tokens + kv_cache::kBlockTokens;
+  return saves ? best : otherwise;
 }
 
 }  // namespace fathom::engine

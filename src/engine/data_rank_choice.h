@@ -1,10 +1,10 @@
 // ChooseDataRank: where a new request runs. A pure function.
 //
 // The load of a rank is what vLLM balances by: four for a request that waits, one for one that
-// runs. A request goes to the rank whose prefix cache has most of its prompt, if that saves at
-// least a block beside the least loaded rank; else to the rank of its session, whose requests are
-// held to a fair share there; else to the least loaded, of equals to the one with fewest tokens.
-// The first two only while that rank is not much more loaded: at most half more than the least,
+// runs. A request goes to the rank of its session, whose requests are held to a fair share there,
+// or else to the least loaded, of equals to the one with fewest tokens; but to the rank whose
+// prefix cache has most of its prompt where that saves at least a block. For its session or its
+// cache no rank is taken that is much more loaded: by more than half of the least loaded one's,
 // and 8.
 #pragma once
 

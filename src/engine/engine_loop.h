@@ -3,10 +3,6 @@
 // workers run a step, the loop delivers the events of the step before; where devices run by
 // themselves, it has planned and started the next step by then.
 //
-// Each data rank has a scheduler, and keeps the requests that it was given (data_rank_choice.h). A
-// step is planned for all of them at once, when all can be planned; who has nothing to do takes
-// part with an empty batch, and no step is run for nobody.
-//
 // Whatever goes wrong in a step ends the loop: the engine is unhealthy from then on, every request
 // gets kError, and nothing waits forever. A sink that throws loses its request only.
 #pragma once
@@ -25,11 +21,11 @@
 
 #include "base/bounded_queue.h"
 #include "base/clock.h"
+#include "engine/data_ranks.h"
 #include "engine/engine.h"
 #include "engine/engine_metrics.h"
 #include "engine/throughput_log.h"
 #include "runtime/executor.h"
-#include "scheduler/scheduler.h"
 
 namespace fathom::engine {
 
@@ -54,7 +50,7 @@ class EngineLoop final : public Engine {
   void ResetPrefixCache() override;
   EngineStats Stats() const override;
   request::RequestId NextRequestId() override { return next_request_id_.fetch_add(1); }
-  int64_t max_model_len() const override { return ranks_[0]->scheduler.max_model_len(); }
+  int64_t max_model_len() const override { return ranks_.max_model_len(); }
 
  private:
   struct Submission {
@@ -67,24 +63,13 @@ class EngineLoop final : public Engine {
   };
   struct CacheReset {};
   using Command = std::variant<Submission, Ending, CacheReset>;
-  struct DataRank {
-    scheduler::Scheduler scheduler;  // Validate and max_model_len: any thread
-    EngineMetrics metrics;
-  };
   struct StepInFlight {
-    std::vector<request::ScheduledBatch> batches;  // of each data rank
-    scheduler::StepLoad load;                      // of the one with most to do
+    DataRanks::Step plan;
     TimePoint begin;
-  };
-  // A session that has live requests.
-  struct SessionPlace {
-    size_t data_rank = 0;  // of its newest request
-    int num_live = 0;
   };
   // A request on the loop's thread.
   struct Active {
     size_t data_rank = 0;
-    std::string session;
     std::shared_ptr<request::TokenSink> sink;
     RequestTimes times;
     size_t num_prompt_tokens = 0;
@@ -98,15 +83,9 @@ class EngineLoop final : public Engine {
   void Handle(Command command);
   void EndExpired();
   void AddOutput(scheduler::SequenceOutput output);
-  void Track(Submission& submission, size_t data_rank);
-  void Untrack(request::RequestId id);
-  size_t DataRankFor(const request::Request& request) const;
-  bool HasWork() const;
-  bool CanSchedule() const;
+  Active& Track(Submission& submission);
   Status StartSteps();
-  StepInFlight PlanStep();
-  void Commit(const StepInFlight& step, const std::vector<request::StepResult>& results,
-              Duration step_time);
+  void CountStep(const DataRanks::Step& step);
   void MarkScheduled(const request::ScheduledBatch& batch);
   void DeliverOutputs();
   void Deliver(scheduler::SequenceOutput output);
@@ -132,10 +111,10 @@ class EngineLoop final : public Engine {
   EngineStats stats_;                                  // guarded
 
   // The loop's thread alone.
-  std::vector<std::unique_ptr<DataRank>> ranks_;
+  DataRanks ranks_;                     // Validate and max_model_len: any thread
+  std::vector<EngineMetrics> metrics_;  // by data rank
   ThroughputLog throughput_log_;
   std::unordered_map<request::RequestId, Active> active_;
-  std::unordered_map<std::string, SessionPlace> sessions_;
   std::deque<StepInFlight> in_flight_;              // that the executor has, oldest first
   std::vector<scheduler::SequenceOutput> outputs_;  // not delivered yet
   TimePoint output_time_;                           // of outputs_

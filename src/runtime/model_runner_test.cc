@@ -219,7 +219,7 @@ TEST_F(ModelRunnerTest, AWorkerTurnsAnExceptionIntoAStatus) {
   request::BlockTable table;
   const request::ScheduledBatch batch{
       .sequences = {Plan(request, request.prompt_token_ids, 0, 1, table)}};
-  Worker worker(std::move(runner_));
+  Worker worker(std::move(runner_), nullptr);
   worker.Start(batch);
   const auto result = worker.Wait();
   ASSERT_FALSE(result.ok());

@@ -1,0 +1,147 @@
+// The engine over ranks of the real model with synthetic weights: as one rank, whatever runs
+// beside.
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "checkpoint/shard.h"
+#include "comm/memory_transport.h"
+#include "engine/make_engine.h"
+#include "engine/testing.h"
+#include "model/testing.h"
+#include "model/weights.h"
+
+namespace fathom::engine {
+namespace {
+
+using config::Numerics;
+using config::ParallelConfig;
+
+constexpr model::ModelLimits kLimits{
+    .max_batched_tokens = 96, .max_num_seqs = 3, .max_model_len = 512};
+
+config::ModelConfig Config() {
+  config::ModelConfig c = model::SmallConfig();
+  c.num_heads = 8;
+  c.o_groups = 4;
+  c.o_lora_rank = 128;
+  c.moe_intermediate_size = 256;
+  return c;
+}
+
+struct Answer {
+  std::vector<int32_t> token_ids;
+  std::vector<float> logprobs;
+};
+
+class RankedEngine {
+ public:
+  RankedEngine(const ParallelConfig& parallel, Numerics numerics)
+      : transports_(comm::MakeMemoryTransports(parallel.world_size(), std::chrono::seconds(60))) {
+    const config::ModelConfig config = Config();
+    const auto index_dtype = numerics == Numerics::kFp32 ? kv_cache::IndexKeyDType::kFp32
+                                                         : kv_cache::IndexKeyDType::kFp4;
+    const auto source = checkpoint::MakeSyntheticSource(config, 11);
+    std::vector<EngineRank> ranks;
+    for (int r = 0; r < parallel.world_size(); ++r) {
+      const auto place = config::PlaceOf(parallel, r);
+      comm::Transport* transport = transports_[static_cast<size_t>(r)].get();
+      const auto shard = *checkpoint::MakeShard(config, parallel, place);
+      const auto sharded = checkpoint::MakeShardedSource(*source, config, shard);
+      const auto weights = *model::LoadWeights(shard.config, *sharded, *device_);
+      models_.push_back(*model::MakeDeepSeekV4(shard.config, numerics, index_dtype, weights,
+                                               kLimits, *device_, {parallel, place, transport}));
+      ranks.push_back({.model = models_.back().get(),
+                       .device = device_.get(),
+                       .layout = kv_cache::MakeKvLayout(shard.config, numerics, index_dtype),
+                       .place = place,
+                       .transport = transport});
+    }
+    EngineOptions options{.model_name = "small",
+                          .vocab_size = config.vocab_size,
+                          .sliding_window = config.sliding_window,
+                          .eos_token_ids = {config.eos_token_id},
+                          .num_layers = config.num_layers,
+                          .num_experts_per_token = config.num_experts_per_token,
+                          .limits = kLimits,
+                          .parallel = parallel,
+                          .kv_cache_bytes = int64_t{64} << 20,
+                          .max_queue = 16};
+    engine_ = *MakeEngine(options, ranks, metrics_, clock_);
+  }
+
+  // Greedy answers to prompts of many lengths, all at once.
+  std::vector<Answer> Generate() {
+    std::vector<std::shared_ptr<CollectingSink>> sinks;
+    for (const int length : {1, 7, 50, 130, 257}) {
+      request::Request request;
+      request.id = engine_->NextRequestId();
+      request.prompt_token_ids =
+          model::RandomTokens(Config(), length, static_cast<uint32_t>(length));
+      request.sampling.temperature = 0;
+      request.sampling.max_tokens = 24;
+      request.sampling.ignore_eos = true;
+      request.sampling.num_logprobs = 1;
+      request.arrival = clock_.Now();
+      sinks.push_back(std::make_shared<CollectingSink>());
+      const Status status = engine_->Submit(std::move(request), sinks.back());
+      EXPECT_TRUE(status.ok()) << status.message();
+    }
+    std::vector<Answer> answers;
+    for (const auto& sink : sinks) {
+      const auto last = sink->Wait();
+      EXPECT_EQ(last.finish_reason, request::FinishReason::kLength) << last.error.message();
+      answers.push_back({.token_ids = sink->token_ids(), .logprobs = {}});
+      for (const auto& token : sink->logprobs()) {
+        answers.back().logprobs.push_back(token.chosen.logprob);
+      }
+    }
+    return answers;
+  }
+
+ private:
+  const SystemClock clock_;
+  MetricsRegistry metrics_;
+  std::unique_ptr<device::Device> device_ = device::MakeCpuDevice(1);
+  std::vector<std::unique_ptr<comm::Transport>> transports_;
+  std::vector<std::unique_ptr<model::DeepSeekV4>> models_;
+  std::unique_ptr<Engine> engine_;
+};
+
+// The logits of ranks and of one rank differ by the order of sums (model/ranks_test.cc: 1e-3), a
+// log-probability by twice that.
+TEST(RankedModels, GiveTheGreedyTokensOfOneRank) {
+  const auto expected = RankedEngine({}, Numerics::kFp32).Generate();
+  const ParallelConfig layouts[] = {
+      {.tensor_parallel_size = 2},
+      {.data_parallel_size = 2, .enable_expert_parallel = true},
+      {.data_parallel_size = 2},
+      {.pipeline_parallel_size = 2},
+      {.tensor_parallel_size = 2, .data_parallel_size = 2, .pipeline_parallel_size = 2}};
+  for (const ParallelConfig& p : layouts) {
+    SCOPED_TRACE(testing::Message()
+                 << "tensor " << p.tensor_parallel_size << " data " << p.data_parallel_size
+                 << " pipeline " << p.pipeline_parallel_size);
+    const auto answers = RankedEngine(p, Numerics::kFp32).Generate();
+    ASSERT_EQ(answers.size(), expected.size());
+    for (size_t i = 0; i < answers.size(); ++i) {
+      EXPECT_EQ(answers[i].token_ids, expected[i].token_ids);
+      ASSERT_EQ(answers[i].logprobs.size(), 24u);
+      for (size_t t = 0; t < 24; ++t) {
+        EXPECT_NEAR(answers[i].logprobs[t], expected[i].logprobs[t], 2e-3);
+      }
+    }
+  }
+}
+
+TEST(RankedModels, StagesGiveTheBitsOfOneRank) {
+  const auto expected = RankedEngine({}, Numerics::kOfficial).Generate();
+  const auto answers = RankedEngine({.pipeline_parallel_size = 2}, Numerics::kOfficial).Generate();
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(answers[i].token_ids, expected[i].token_ids);
+    EXPECT_EQ(answers[i].logprobs, expected[i].logprobs);
+  }
+}
+
+}  // namespace
+}  // namespace fathom::engine

@@ -1,0 +1,84 @@
+// What tests of several ranks share: scripted models that run in lock-step.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "comm/memory_transport.h"
+#include "config/parallel_config.h"
+#include "engine/make_engine.h"
+#include "runtime/testing/fake_model.h"
+
+namespace fathom::engine {
+
+// A FakeModel that tells all ranks of its step how many tokens it runs, and expects what the batch
+// says of them: a rank that misses a step, or runs another, ends the test.
+class LockStepModel final : public model::DeepSeekV4 {
+ public:
+  LockStepModel(const config::ParallelConfig& parallel, comm::Transport& transport, int vocab_size,
+                runtime::FakeModel::Script script)
+      : parallel_(parallel), transport_(transport), model_(vocab_size, std::move(script)) {}
+
+  Status Forward(const model::ForwardBatch& batch, const model::KvCacheView& kv, float* logits,
+                 device::Stream& stream, model::ChoiceRecorder* recorder) override {
+    const auto num_tokens = static_cast<int32_t>(batch.token_ids.size());
+    std::vector<int32_t> all(static_cast<size_t>(parallel_.world_size()), num_tokens);
+    std::vector<comm::Outgoing> outgoing;
+    std::vector<comm::Incoming> incoming;
+    for (int rank = 0; rank < parallel_.world_size(); ++rank) {
+      if (rank == transport_.rank()) continue;
+      outgoing.push_back({rank, std::as_bytes(std::span(&num_tokens, 1))});
+      incoming.push_back(
+          {rank, std::as_writable_bytes(std::span(&all[static_cast<size_t>(rank)], 1))});
+    }
+    RETURN_IF_ERROR(transport_.Exchange(outgoing, incoming));
+    for (int rank = 0; rank < parallel_.world_size(); ++rank) {
+      const auto data = static_cast<size_t>(config::PlaceOf(parallel_, rank).data);
+      const int32_t expected =
+          batch.data_rank_tokens.empty() ? num_tokens : batch.data_rank_tokens[data];
+      EXPECT_EQ(all[static_cast<size_t>(rank)], expected) << "of rank " << rank;
+    }
+    return model_.Forward(batch, kv, logits, stream, recorder);
+  }
+
+  int64_t num_steps() const { return model_.num_steps(); }
+
+ private:
+  const config::ParallelConfig parallel_;
+  comm::Transport& transport_;
+  runtime::FakeModel model_;
+};
+
+// All ranks of a layout, as threads of one process.
+struct FakeRanks {
+  // `script` of each rank.
+  FakeRanks(const config::ParallelConfig& parallel, int vocab_size,
+            const std::function<runtime::FakeModel::Script(int rank)>& script,
+            std::vector<std::unique_ptr<comm::Transport>> their_transports = {})
+      : transports(std::move(their_transports)) {
+    if (transports.empty()) {
+      transports = comm::MakeMemoryTransports(parallel.world_size(), std::chrono::seconds(30));
+    }
+    for (auto& transport : transports) {
+      const int rank = transport->rank();
+      models.push_back(
+          std::make_unique<LockStepModel>(parallel, *transport, vocab_size, script(rank)));
+      ranks.push_back({.model = models.back().get(),
+                       .device = device.get(),
+                       .layout = runtime::FakeLayout(),
+                       .place = config::PlaceOf(parallel, rank),
+                       .transport = transport.get()});
+    }
+  }
+
+  std::unique_ptr<device::Device> device = device::MakeCpuDevice(1);
+  std::vector<std::unique_ptr<comm::Transport>> transports;
+  std::vector<std::unique_ptr<LockStepModel>> models;
+  std::vector<EngineRank> ranks;
+};
+
+}  // namespace fathom::engine
