@@ -58,7 +58,7 @@ Result<std::unique_ptr<LocalEngine>> LocalEngine::Start(ModelSession session,
   engine_options.limits = s.limits;
   engine_options.kv_cache_bytes = options.kv_cache_bytes;
   engine_options.max_queue = max_queue;
-  if (s.device->kind() == device::DeviceKind::kCuda) {
+  if (s.on_gpu()) {
     engine_options.kv_memory_share = options.gpu_memory_utilization;
     engine_options.auto_model_len = options.max_model_len == 0;
   }
@@ -67,12 +67,17 @@ Result<std::unique_ptr<LocalEngine>> LocalEngine::Start(ModelSession session,
   engine_options.kv.model_fingerprint = ModelFingerprint(options, s);
   engine_options.decode_floor = options.decode_floor;
   engine_options.async_scheduling = options.async_scheduling;
-  const kv_cache::KvLayout layout = kv_cache::MakeKvLayout(s.config, s.numerics, s.index_dtype);
-  ASSIGN_OR_RETURN(
-      local->engine_,
-      engine::MakeEngine(engine_options,
-                         {{.model = s.model.get(), .device = s.device.get(), .layout = layout}},
-                         local->metrics_, local->clock_));
+  engine_options.parallel = options.parallel;
+  std::vector<engine::EngineRank> ranks;
+  for (const SessionRank& rank : s.ranks) {
+    ranks.push_back({.model = rank.model.get(),
+                     .device = rank.device.get(),
+                     .layout = kv_cache::MakeKvLayout(rank.config, s.numerics, s.index_dtype),
+                     .place = rank.place,
+                     .transport = rank.transport});
+  }
+  ASSIGN_OR_RETURN(local->engine_, engine::MakeEngine(engine_options, ranks, local->metrics_,
+                                                      local->clock_));
   return local;
 }
 

@@ -15,7 +15,7 @@ std::string ModelFingerprint(const ModelOptions& options, const ModelSession& se
       fmt::format("{} {} {} {}", static_cast<int>(session.numerics),
                   static_cast<int>(session.index_dtype), static_cast<int>(options.load_format),
                   options.load_format == LoadFormat::kDummy ? options.seed : 0),
-      options.model, session.device->kind() == device::DeviceKind::kCpu ? "cpu" : "gpu"};
+      options.model, session.on_gpu() ? "gpu" : "cpu"};
   std::vector<std::string> files;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(session.folder, error)) {

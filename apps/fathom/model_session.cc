@@ -3,94 +3,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cstdlib>
-#include <mutex>
+#include <chrono>
 
 #include "apps/fathom/commands.h"
 #include "apps/fathom/progress.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/thread_pool.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/embedded_files.h"
 #include "checkpoint/synthetic_checkpoint.h"
-#include "model/deepseek_v4_cuda.h"
-#include "model/weights.h"
+#include "comm/memory_transport.h"
 
 namespace fathom::app {
 namespace {
-
-// Reads pass through; what has been read is shown.
-class ReportingSource final : public checkpoint::TensorSource {
- public:
-  ReportingSource(std::unique_ptr<checkpoint::TensorSource> source, const std::string& what)
-      : source_(std::move(source)), progress_(what) {
-    for (const checkpoint::TensorInfo& tensor : source_->tensors()) total_bytes_ += tensor.bytes;
-  }
-  const std::vector<checkpoint::TensorInfo>& tensors() const override { return source_->tensors(); }
-  const checkpoint::TensorInfo* Find(std::string_view name) const override {
-    return source_->Find(name);
-  }
-  Status Read(const checkpoint::TensorInfo& tensor, int64_t offset,
-              std::span<std::byte> out) const override {
-    if (!begun_.exchange(true)) begin_ = clock_.Now();
-    RETURN_IF_ERROR(source_->Read(tensor, offset, out));
-    std::lock_guard lock(mutex_);
-    done_bytes_ += static_cast<int64_t>(out.size());
-    progress_.Update(done_bytes_, total_bytes_);
-    return OkStatus();
-  }
-  int64_t total_bytes() const { return total_bytes_; }
-  // When no thread reads any more: what was read, and since when.
-  int64_t bytes_read() const { return done_bytes_; }
-  double SecondsSinceFirstRead() const { return begun_ ? Seconds(clock_.Now() - begin_) : 0; }
-
- private:
-  const std::unique_ptr<checkpoint::TensorSource> source_;
-  const SystemClock clock_;
-  int64_t total_bytes_ = 0;
-  mutable std::atomic<bool> begun_{false};
-  mutable TimePoint begin_{};  // written once
-  mutable std::mutex mutex_;
-  mutable int64_t done_bytes_ = 0;  // guarded by mutex_
-  mutable ProgressLine progress_;   // guarded by mutex_
-};
-
-// Set: each operator is waited for on the GPU, so that a fault has a name in the log. Slow.
-constexpr const char* kSyncVariable = "FATHOM_CUDA_SYNC";
-
-int NumThreads(const ModelOptions& options) {
-  return options.num_threads > 0 ? options.num_threads : NumUsableCores();
-}
-
-Result<std::unique_ptr<device::Device>> OpenDevice(const ModelOptions& options) {
-  const bool fp32 = options.numerics == config::Numerics::kFp32;
-  if (options.device == DeviceChoice::kCuda) {
-    if (fp32) return InvalidArgument("--numerics fp32 runs on the CPU only: add --device cpu");
-    return device::MakeCudaDevice(0);
-  }
-  if (options.device == DeviceChoice::kAuto && !fp32) {
-    auto gpu = device::MakeCudaDevice(0);
-    if (gpu.ok()) return gpu;
-  }
-  return device::MakeCpuDevice(NumThreads(options));
-}
-
-Result<std::unique_ptr<model::DeepSeekV4>> LoadModel(const ModelOptions& options,
-                                                     const ModelSession& session,
-                                                     const checkpoint::TensorSource& source) {
-  if (session.device->kind() == device::DeviceKind::kCuda) {
-    return model::MakeDeepSeekV4Cuda(session.config, session.index_dtype, source,
-                                     options.load_format == LoadFormat::kDummy, session.limits,
-                                     *session.device,
-                                     {.enforce_eager = options.enforce_eager,
-                                      .sync_operators = std::getenv(kSyncVariable) != nullptr});
-  }
-  ASSIGN_OR_RETURN(auto weights, model::LoadWeights(session.config, source, *session.device));
-  return model::MakeDeepSeekV4(session.config, session.numerics, session.index_dtype,
-                               std::move(weights), session.limits, *session.device);
-}
 
 Result<config::ModelConfig> LoadConfig(const ModelOptions& options, std::string text) {
   if (options.num_hidden_layers > 0) {
@@ -145,6 +70,29 @@ Result<int64_t> ChooseModelLen(const ModelOptions& options, const config::ModelC
   return options.max_model_len;
 }
 
+// The ranks of this process: devices, and transports between them.
+Status OpenRanks(const ModelOptions& options, ModelSession& session) {
+  constexpr auto kExchangeTimeout = std::chrono::seconds(8);
+  const int num_ranks = options.parallel.world_size();
+  ASSIGN_OR_RETURN(session.ranks, OpenDevices(options, num_ranks));
+  if (num_ranks == 1) return OkStatus();
+  session.transports = comm::MakeMemoryTransports(num_ranks, kExchangeTimeout);
+  for (int r = 0; r < num_ranks; ++r) {
+    SessionRank& rank = session.ranks[static_cast<size_t>(r)];
+    rank.place = PlaceOf(options.parallel, r);
+    rank.transport = session.transports[static_cast<size_t>(r)].get();
+  }
+  return OkStatus();
+}
+
+double TotalBytes(const checkpoint::TensorSource& source) {
+  double bytes = 0;
+  for (const checkpoint::TensorInfo& tensor : source.tensors()) {
+    bytes += static_cast<double>(tensor.bytes);
+  }
+  return bytes;
+}
+
 }  // namespace
 
 Result<ModelSession> OpenModel(const ModelOptions& options, SessionText text) {
@@ -159,9 +107,9 @@ Result<ModelSession> OpenModel(const ModelOptions& options, SessionText text) {
   session.index_dtype = options.numerics == config::Numerics::kFp32
                             ? kv_cache::IndexKeyDType::kFp32
                             : options.index_dtype.value_or(kv_cache::IndexKeyDType::kFp4);
-  ASSIGN_OR_RETURN(session.device, OpenDevice(options));
+  RETURN_IF_ERROR(OpenRanks(options, session));
   ASSIGN_OR_RETURN(session.limits.max_model_len,
-                   ChooseModelLen(options, session.config, session.device->kind()));
+                   ChooseModelLen(options, session.config, session.device().kind()));
   session.limits.max_num_seqs = options.max_num_seqs;
   session.limits.max_batched_tokens =
       std::max(options.max_num_batched_tokens, options.max_num_seqs);
@@ -172,14 +120,15 @@ Result<ModelSession> OpenModel(const ModelOptions& options, SessionText text) {
   } else {
     ASSIGN_OR_RETURN(source, checkpoint::OpenCheckpoint(session.folder, session.config));
   }
-  const ReportingSource reporting(std::move(source), "loading " + options.model);
-  ASSIGN_OR_RETURN(session.model, LoadModel(options, session, reporting));
-  session.load_times = {.bytes = reporting.bytes_read(),
-                        .transfer_seconds = reporting.SecondsSinceFirstRead(),
-                        .seconds = Seconds(clock.Now() - start)};
-  LogInfo("loaded {} ({}) onto {} in {:.2f} s", options.model,
-          FormatBytes(static_cast<double>(reporting.total_bytes())), session.device->name(),
-          session.load_times.seconds);
+  const RankModelOptions model_options{.config = session.config,
+                                       .numerics = session.numerics,
+                                       .index_dtype = session.index_dtype,
+                                       .limits = session.limits};
+  RETURN_IF_ERROR(LoadRanks(options, model_options, *source, session.ranks, session.load_times));
+  session.load_times.seconds = Seconds(clock.Now() - start);
+  LogInfo("loaded {} ({}) onto {}{} in {:.2f} s", options.model, FormatBytes(TotalBytes(*source)),
+          session.ranks.size() > 1 ? fmt::format("{} x ", session.ranks.size()) : "",
+          session.device().name(), session.load_times.seconds);
   return session;
 }
 

@@ -1,10 +1,12 @@
 // ModelSession: a model ready to run, as every command needs it: folder found, config and tokenizer
-// read, weights loaded onto the device with progress on stderr. Owned by the command; main thread.
+// read, weights loaded onto the devices with progress on stderr. Owned by the command; main thread.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "apps/fathom/rank_loader.h"
 #include "apps/fathom/serve_options.h"
 #include "base/status.h"
 #include "config/model_config.h"
@@ -15,13 +17,6 @@
 
 namespace fathom::app {
 
-// What it took to bring the weights to the device.
-struct LoadTimes {
-  int64_t bytes = 0;            // that were read
-  double transfer_seconds = 0;  // from the first read until the model stands; 0: nothing was read
-  double seconds = 0;           // of OpenModel
-};
-
 struct ModelSession {
   std::string folder;  // empty for a preset with dummy weights
   config::ModelConfig config;
@@ -29,10 +24,16 @@ struct ModelSession {
   kv_cache::IndexKeyDType index_dtype = kv_cache::IndexKeyDType::kFp4;
   std::unique_ptr<text::Tokenizer> tokenizer;  // null when only tokens are needed
   text::SpecialTokens special_tokens;
-  std::unique_ptr<device::Device> device;
-  std::unique_ptr<model::DeepSeekV4> model;
+  std::vector<std::unique_ptr<comm::Transport>> transports;  // of the ranks, when there are several
+  std::vector<SessionRank> ranks;                            // of this process; at least one
   model::ModelLimits limits;
   LoadTimes load_times;
+
+  // The first rank's: all have devices of one kind.
+  device::Device& device() const { return *ranks.front().device; }
+  bool on_gpu() const { return device().kind() == device::DeviceKind::kCuda; }
+  // Of the only rank.
+  model::DeepSeekV4& model() const { return *ranks.front().model; }
 };
 
 // kTokensOnly: no text is needed, so a checkpoint without tokenizer.json will do.

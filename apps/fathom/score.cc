@@ -244,7 +244,7 @@ Status RunScore(const ScoreOptions& options) {
                              .num_seqs = num_seqs,
                              .max_model_len = session.limits.max_model_len,
                              .limits = session.limits},
-                            layout, *session.model, *session.device));
+                            layout, session.model(), session.device()));
   std::unique_ptr<SafetensorsWriter> logits;
   if (!options.logits.empty()) {
     ASSIGN_OR_RETURN(logits, CreateLogitsFile(options.logits, lists, session.config.vocab_size));
@@ -257,7 +257,7 @@ Status RunScore(const ScoreOptions& options) {
   }
   std::unique_ptr<ForcedChoices> forced;
   if (!options.choices.empty() || !options.replay.empty()) {
-    if (session.device->kind() == device::DeviceKind::kCpu) {
+    if (!session.on_gpu()) {
       return InvalidArgument("--choices and --replay are for a GPU");
     }
     const bool replay = !options.replay.empty();

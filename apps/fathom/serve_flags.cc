@@ -38,14 +38,10 @@ Apply SetEnum(E ModelOptions::* member, const char* flag,
   };
 }
 
-// More than one rank needs devices that this build does not drive.
-Apply OnlyOneRank(const char* flag) {
-  return [flag](const Values& values, ServeOptions&) -> Status {
-    ASSIGN_OR_RETURN(const int n, ParseNumber<int>(values[0], 1, 4096, flag));
-    if (n == 1) return OkStatus();
-    return InvalidArgument(fmt::format(
-        "--{} {} is not available here: this build runs the model on one device; use --{} 1", flag,
-        n, flag));
+Apply SetParallelSize(int config::ParallelConfig::* member, const char* flag) {
+  return [=](const Values& values, ServeOptions& options) -> Status {
+    ASSIGN_OR_RETURN(options.model.parallel.*member, ParseNumber<int>(values[0], 1, 1024, flag));
+    return OkStatus();
   };
 }
 
@@ -216,13 +212,27 @@ void AddModelFlags(std::vector<ServeFlag>* flags) {
 }
 
 void AddExecutionFlags(std::vector<ServeFlag>* flags) {
-  for (const char* name :
-       {"tensor-parallel-size", "data-parallel-size", "pipeline-parallel-size"}) {
-    flags->push_back(
-        Works(name, "N", "1: this build runs the model on one device", OnlyOneRank(name)));
-  }
+  using config::ParallelConfig;
   flags->push_back(
-      NoEffect("enable-expert-parallel", FlagKind::kSwitch, "one device holds all experts"));
+      Works("tensor-parallel-size", "N",
+            "devices that share each layer's heads and experts, for speed (default 1)",
+            SetParallelSize(&ParallelConfig::tensor_parallel_size, "tensor-parallel-size")));
+  flags->push_back(Works(
+      "data-parallel-size", "N",
+      "groups of devices with requests and a KV cache of their own, for throughput (default 1)",
+      SetParallelSize(&ParallelConfig::data_parallel_size, "data-parallel-size")));
+  flags->push_back(
+      Works("pipeline-parallel-size", "N",
+            "groups of devices that hold consecutive layers, for memory (default 1)",
+            SetParallelSize(&ParallelConfig::pipeline_parallel_size, "pipeline-parallel-size")));
+  flags->push_back(Works(
+      "enable-expert-parallel", "",
+      "spread whole experts over tensor and data ranks, instead of a part of each expert",
+      [](const Values& v, ServeOptions& o) {
+        o.model.parallel.enable_expert_parallel = v[0] == "true";
+        return OkStatus();
+      },
+      FlagKind::kSwitch));
   flags->push_back(NoEffect("enable-chunked-prefill", FlagKind::kSwitch, "always on"));
   ServeFlag async_scheduling = Works(
       "async-scheduling", "", "plan and start a step while the one before runs (default: on a GPU)",

@@ -72,8 +72,7 @@ TEST(ServeFlags, SizesTakeSuffixesAndAutoMeansAuto) {
 
 TEST(ServeFlags, WhatIsNotAvailableSaysWhatIs) {
   ServeOptions options;
-  EXPECT_THAT(Flag("tensor-parallel-size").apply({"2"}, options).message(),
-              HasSubstr("one device"));
+  EXPECT_THAT(Flag("tensor-parallel-size").apply({"0"}, options).message(), HasSubstr("1 to 1024"));
   EXPECT_THAT(Flag("block-size").apply({"64"}, options).message(), HasSubstr("use 256"));
   EXPECT_THAT(Flag("kv-cache-dtype").apply({"nvfp4"}, options).message(),
               HasSubstr("use fp8 or auto"));

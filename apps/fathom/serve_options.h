@@ -9,6 +9,7 @@
 
 #include "api/api_options.h"
 #include "config/model_config.h"
+#include "config/parallel_config.h"
 #include "engine/make_engine.h"
 #include "http/limits.h"
 #include "json/json.h"
@@ -26,6 +27,7 @@ struct ModelOptions {
   config::Numerics numerics = config::Numerics::kOfficial;
   std::optional<kv_cache::IndexKeyDType> index_dtype;  // unset: the numerics' own
   LoadFormat load_format = LoadFormat::kAuto;
+  config::ParallelConfig parallel;
   int num_hidden_layers = 0;  // 0: the model's; fewer, the first ones, with dummy weights only
   uint64_t seed = 0;          // of dummy weights, and of requests that bring none
   int num_threads = 0;        // 0: all usable cores

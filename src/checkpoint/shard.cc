@@ -7,16 +7,6 @@
 namespace fathom::checkpoint {
 namespace {
 
-constexpr int64_t kBlock = 128;          // of quantized matrices
-constexpr int64_t kVocabularyRows = 64;  // tiles of the head
-
-// The part of [0, total) that is the i-th of `parts`, cut at multiples of `unit`.
-Range Part(int64_t total, int64_t unit, int i, int parts) {
-  const int64_t units = (total + unit - 1) / unit;
-  return {std::min(total, units * i / parts * unit),
-          std::min(total, units * (i + 1) / parts * unit)};
-}
-
 Status CheckSizes(const config::ModelConfig& c, const config::ParallelConfig& parallel) {
   if (parallel.pipeline_parallel_size > c.num_layers) {
     return InvalidArgument(
@@ -34,7 +24,7 @@ Status CheckSizes(const config::ModelConfig& c, const config::ParallelConfig& pa
         fmt::format("--tensor-parallel-size {} is more than the model's {} heads",
                     parallel.tensor_parallel_size, c.num_heads));
   }
-  if (parallel.tensor_parallel_size > 1 && c.o_groups > 1 && c.o_lora_rank % kBlock != 0) {
+  if (parallel.tensor_parallel_size > 1 && c.o_groups > 1 && c.o_lora_rank % kQuantizedRows != 0) {
     return InvalidArgument(
         fmt::format("--tensor-parallel-size {}: the model's o_lora_rank {} is not in whole blocks "
                     "of 128: use 1",
@@ -48,7 +38,6 @@ void CutConfig(const config::ModelConfig& whole, bool several_stages, Shard& sha
   c.num_layers = static_cast<int>(shard.layers.size());
   c.num_heads = static_cast<int>(shard.groups.size()) * (whole.num_heads / whole.o_groups);
   c.o_groups = static_cast<int>(shard.groups.size());
-  c.moe_intermediate_size = static_cast<int>(shard.intermediate.size());
   const int first = static_cast<int>(shard.layers.begin);
   c.num_hash_layers = std::clamp(whole.num_hash_layers - first, 0, c.num_layers);
   if (!several_stages) return;
@@ -60,8 +49,10 @@ void CutConfig(const config::ModelConfig& whole, bool several_stages, Shard& sha
 
 }  // namespace
 
-Range HeadRows(const config::ModelConfig& config, int tensor_rank, int tensor_size) {
-  return Part(config.vocab_size, kVocabularyRows, tensor_rank, tensor_size);
+Range Part(int64_t total, int64_t unit, int i, int parts) {
+  const int64_t units = (total + unit - 1) / unit;
+  return {std::min(total, units * i / parts * unit),
+          std::min(total, units * (i + 1) / parts * unit)};
 }
 
 Result<Shard> MakeShard(const config::ModelConfig& config, const config::ParallelConfig& parallel,
@@ -71,20 +62,23 @@ Result<Shard> MakeShard(const config::ModelConfig& config, const config::Paralle
   const int stages = parallel.pipeline_parallel_size;
   const int stage_ranks = tensor_size * parallel.data_parallel_size;
   const int stage_rank = place.data * tensor_size + place.tensor;
-  const int64_t intermediate = config.moe_intermediate_size;
+  const int64_t intermediate = config.moe_intermediate_size, hidden = config.hidden_size;
   Shard shard{.config = config,
               .layers = Part(config.num_layers, 1, place.pipeline, stages),
               .groups = Part(config.o_groups, 1, place.tensor, tensor_size),
+              .outputs = Part(hidden, kQuantizedRows, place.tensor, tensor_size),
               .experts = {0, config.num_experts},
-              .intermediate = {0, intermediate},
-              .shared_intermediate = Part(intermediate, kBlock, place.tensor, tensor_size),
-              .vocabulary = HeadRows(config, place.tensor, tensor_size),
+              .routed_up = {0, intermediate},
+              .routed_down = {0, hidden},
+              .shared_up = Part(intermediate, kQuantizedRows, place.tensor, tensor_size),
+              .vocabulary = Part(config.vocab_size, kVocabularyRows, place.tensor, tensor_size),
               .has_embedding = place.pipeline == 0,
               .has_head = place.pipeline == stages - 1};
   if (parallel.enable_expert_parallel) {
     shard.experts = Part(config.num_experts, 1, stage_rank, stage_ranks);
   } else {
-    shard.intermediate = Part(intermediate, kBlock, stage_rank, stage_ranks);
+    shard.routed_up = Part(intermediate, kQuantizedRows, stage_rank, stage_ranks);
+    shard.routed_down = Part(hidden, kQuantizedRows, stage_rank, stage_ranks);
   }
   CutConfig(config, stages > 1, shard);
   return shard;

@@ -1,10 +1,12 @@
-// Shard: what of a checkpoint one rank holds, and the config that it computes with. Heads, output
-// groups, the shared expert and the head's vocabulary are split over tensor ranks; routed experts
-// over all ranks of a stage, by expert or by intermediate size; layers over stages. All else is
-// replicated. Values; any thread.
+// Shard: what of a checkpoint one rank holds, and the config that it computes with. The rows of
+// wq_b and wo_a (heads, in whole output groups), wo_b, the shared expert and the head are split
+// over tensor ranks; routed experts over all ranks of a stage, by expert or by rows; layers over
+// stages. All else is replicated. Values; any thread.
 //
-// Quantized matrices are cut at whole blocks of 128, so that codes and scales stay what they are.
-// Where the parts do not come out even, some ranks have one block less, or none.
+// Rows only: no rank has a part of a sum, so that a model gives the same bits on any number of
+// ranks; what a product reads is gathered before it. Quantized matrices are cut at whole blocks of
+// 128, so that codes and scales stay what they are. Where the parts do not come out even, some
+// ranks have one block less, or none.
 #pragma once
 
 #include <memory>
@@ -22,15 +24,23 @@ struct Range {
   int64_t size() const { return end - begin; }
 };
 
+inline constexpr int64_t kQuantizedRows = 128;  // under one scale
+inline constexpr int64_t kVocabularyRows = 64;  // of a tile of the head
+
+// The part of [0, total) that is the i-th of `parts`, cut at multiples of `unit`.
+Range Part(int64_t total, int64_t unit, int i, int parts);
+
 struct Shard {
-  // The rank's own sizes: num_heads, o_groups, moe_intermediate_size (of its routed experts),
-  // layers and their kinds, no drafts where there are several stages. The rest is the model's.
+  // The rank's own sizes: num_heads, o_groups, layers and their kinds; no drafts where there are
+  // several stages. The rest is the model's.
   config::ModelConfig config;
   Range layers;               // of the model
   Range groups;               // output groups, with their heads
+  Range outputs;              // rows of wo_b, and of the shared expert's w2
   Range experts;              // routed experts that it holds, whole or in part
-  Range intermediate;         // of each of them
-  Range shared_intermediate;  // of the shared expert
+  Range routed_up;            // rows of their w1 and w3
+  Range routed_down;          // rows of their w2
+  Range shared_up;            // rows of the shared expert's w1 and w3
   Range vocabulary;           // rows of the head
   bool has_embedding = true;  // first stage
   bool has_head = true;       // last stage; with the final norm and mixing
@@ -39,9 +49,6 @@ struct Shard {
 // kInvalidArgument: more stages than layers, or more ranks than experts to give out whole.
 Result<Shard> MakeShard(const config::ModelConfig& config, const config::ParallelConfig& parallel,
                         const config::RankPlace& place);
-
-// The rows of the head that a tensor rank holds.
-Range HeadRows(const config::ModelConfig& config, int tensor_rank, int tensor_size);
 
 // The shard's tensors, layers numbered from 0, read out of `whole`, which outlives it.
 std::unique_ptr<TensorSource> MakeShardedSource(const TensorSource& whole,

@@ -61,9 +61,7 @@ TEST(Shard, OneRankHasTheWholeModel) {
   EXPECT_EQ(shard.config.num_draft_blocks, config.num_draft_blocks);
 }
 
-// What a rank's source must be: tensors of its own config, but for the experts of other ranks and
-// what only the ends of the model have.
-TEST(Shard, ItsTensorsAreThoseOfItsConfig) {
+TEST(Shard, ItLacksOnlyWhatTheEndsOfTheModelHave) {
   const ModelConfig config = Config();
   const auto whole = MakeSyntheticSource(config, 1);
   for (const ParallelConfig& parallel :
@@ -74,63 +72,37 @@ TEST(Shard, ItsTensorsAreThoseOfItsConfig) {
       const Shard shard = MustMakeShard(config, parallel, rank);
       const auto source = MakeShardedSource(*whole, config, shard);
       for (const TensorInfo& expected : ExpectedTensors(shard.config)) {
-        const TensorInfo* const tensor = source->Find(expected.name);
-        const bool is_end =
-            !expected.name.starts_with("layers.") && !expected.name.starts_with("mtp.");
-        if (tensor == nullptr) {
-          EXPECT_TRUE(is_end && parallel.pipeline_parallel_size > 1) << expected.name;
-        } else if (expected.name == "head.weight") {
-          EXPECT_EQ(tensor->shape[0], shard.vocabulary.size());
-        } else {
-          EXPECT_EQ(tensor->shape, expected.shape) << expected.name;
-        }
+        const bool in_layer = expected.name.starts_with("layers.");
+        const bool may_lack = !in_layer && parallel.pipeline_parallel_size > 1;
+        EXPECT_TRUE(may_lack || source->Find(expected.name) != nullptr) << expected.name;
       }
     }
   }
 }
 
-// Puts the slices of all ranks of a split axis together again.
-void ExpectSlicesMakeTheWhole(const ModelConfig& config, const ParallelConfig& parallel,
-                              const std::string& name, int axis) {
-  SCOPED_TRACE(name);
-  const auto whole = MakeSyntheticSource(config, 1);
-  const TensorInfo& tensor = *whole->Find(name);
-  const auto bytes = ReadAll(*whole, tensor);
-  const int64_t rows = tensor.shape[0];
-  std::vector<std::vector<std::byte>> joined(static_cast<size_t>(axis == 0 ? 1 : rows));
-  for (int rank = 0; rank < parallel.world_size(); ++rank) {
-    const auto source = MakeShardedSource(*whole, config, MustMakeShard(config, parallel, rank));
-    const TensorInfo* const slice = source->Find(name);
-    ASSERT_NE(slice, nullptr);
-    const auto part = ReadAll(*source, *slice);
-    const size_t piece = part.size() / joined.size();
-    for (size_t r = 0; r < joined.size(); ++r) {
-      const auto begin = part.begin() + static_cast<int64_t>(r * piece);
-      joined[r].insert(joined[r].end(), begin, begin + static_cast<int64_t>(piece));
-    }
-  }
-  std::vector<std::byte> all;
-  for (const auto& row : joined) all.insert(all.end(), row.begin(), row.end());
-  EXPECT_EQ(all, bytes);
-}
-
 TEST(Shard, TensorRanksTogetherHoldWhatIsSplit) {
   const ModelConfig config = Config();
-  for (const int size : {2, 4}) {
+  const auto whole = MakeSyntheticSource(config, 1);
+  for (const int size : {2, 3, 4}) {
     const ParallelConfig parallel{.tensor_parallel_size = size};
     for (const char* name :
          {"layers.2.attn.wq_b.weight", "layers.2.attn.wq_b.scale", "layers.2.attn.attn_sink",
-          "layers.2.attn.wo_a.weight", "layers.2.attn.wo_a.scale",
-          "layers.3.ffn.experts.5.w1.weight", "layers.3.ffn.experts.5.w3.scale",
-          "layers.3.ffn.shared_experts.w1.weight", "layers.3.ffn.shared_experts.w3.scale",
-          "head.weight", "mtp.0.attn.wq_b.weight"}) {
-      ExpectSlicesMakeTheWhole(config, parallel, name, 0);
-    }
-    for (const char* name :
-         {"layers.2.attn.wo_b.weight", "layers.2.attn.wo_b.scale",
+          "layers.2.attn.wo_a.weight", "layers.2.attn.wo_a.scale", "layers.2.attn.wo_b.weight",
+          "layers.2.attn.wo_b.scale", "layers.3.ffn.experts.5.w1.weight",
           "layers.3.ffn.experts.5.w2.weight", "layers.3.ffn.experts.5.w2.scale",
-          "layers.3.ffn.shared_experts.w2.weight", "layers.3.ffn.shared_experts.w2.scale"}) {
-      ExpectSlicesMakeTheWhole(config, parallel, name, 1);
+          "layers.3.ffn.experts.5.w3.scale", "layers.3.ffn.shared_experts.w1.weight",
+          "layers.3.ffn.shared_experts.w2.scale", "layers.3.ffn.shared_experts.w3.scale",
+          "head.weight", "mtp.0.attn.wq_b.weight"}) {
+      std::vector<std::byte> joined;
+      for (int rank = 0; rank < size; ++rank) {
+        const auto source =
+            MakeShardedSource(*whole, config, MustMakeShard(config, parallel, rank));
+        const TensorInfo* const slice = source->Find(name);
+        ASSERT_NE(slice, nullptr);
+        const auto part = ReadAll(*source, *slice);
+        joined.insert(joined.end(), part.begin(), part.end());
+      }
+      EXPECT_EQ(joined, ReadAll(*whole, *whole->Find(name))) << name;
     }
   }
 }
@@ -140,16 +112,12 @@ TEST(Shard, AnyRangeOfASliceCanBeRead) {
   const auto whole = MakeSyntheticSource(config, 1);
   const auto source =
       MakeShardedSource(*whole, config, MustMakeShard(config, {.tensor_parallel_size = 4}, 3));
-  const TensorInfo& slice = *source->Find("layers.3.ffn.experts.5.w2.weight");
+  const TensorInfo& slice = *source->Find("layers.3.ffn.experts.5.w1.weight");
   const auto all = ReadAll(*source, slice);
-  for (const int64_t offset : {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{64}, int64_t{1000},
-                               slice.bytes - 1, slice.bytes}) {
-    for (const int64_t count : {int64_t{0}, int64_t{1}, int64_t{65}, int64_t{200}}) {
-      if (offset + count > slice.bytes) continue;
-      std::vector<std::byte> bytes(static_cast<size_t>(count));
-      ASSERT_TRUE(source->Read(slice, offset, bytes).ok());
-      EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), all.begin() + offset)) << offset;
-    }
+  std::vector<std::byte> bytes(200);
+  for (const int64_t offset : {int64_t{0}, int64_t{1}, int64_t{1000}, slice.bytes - 200}) {
+    ASSERT_TRUE(source->Read(slice, offset, bytes).ok());
+    EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), all.begin() + offset)) << offset;
   }
 }
 
@@ -203,7 +171,9 @@ TEST(Shard, OfficialModelsSplitEvenly) {
       for (int rank = 0; rank < size; ++rank) {
         const Shard shard = MustMakeShard(config, {.tensor_parallel_size = size}, rank);
         EXPECT_EQ(shard.config.num_heads * size, config.num_heads);
-        EXPECT_EQ(shard.config.moe_intermediate_size * size, config.moe_intermediate_size);
+        EXPECT_EQ(shard.routed_up.size() * size, config.moe_intermediate_size);
+        EXPECT_EQ(shard.routed_down.size() * size, config.hidden_size);
+        EXPECT_EQ(shard.outputs.size() * size, config.hidden_size);
       }
     }
   }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <charconv>
-#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -14,10 +13,9 @@
 namespace fathom::checkpoint {
 namespace {
 
-// A part of one axis of a matrix, counted in the values that the codes stand for.
+// Some of a matrix's rows, counted in the values that its codes stand for.
 struct Cut {
-  int axis = 0;
-  int64_t whole = 0;  // the axis
+  int64_t whole = 0;
   Range part;
 };
 
@@ -64,20 +62,13 @@ class ShardedSource final : public TensorSource {
     CheckRange(tensor, offset, out.size());
     const auto i = static_cast<size_t>(&tensor - tensors_.data());
     CHECK_LT(i, slices_.size());
-    const Slice& slice = slices_[i];
-    if (slice.row_bytes == slice.whole_row_bytes) {
-      return whole_.Read(*slice.whole, slice.begin + offset, out);
-    }
-    return ReadColumns(slice, offset, out);
+    return whole_.Read(*slices_[i].whole, slices_[i].begin + offset, out);
   }
 
  private:
-  // Rows of `row_bytes`, `begin` into the whole tensor and a whole row apart.
   struct Slice {
     const TensorInfo* whole = nullptr;
-    int64_t begin = 0;
-    int64_t row_bytes = 0;
-    int64_t whole_row_bytes = 0;
+    int64_t begin = 0;  // in bytes
   };
 
   // What the tensor is called here; nothing: another rank holds it.
@@ -107,78 +98,42 @@ class ShardedSource final : public TensorSource {
   }
 
   std::optional<Cut> CutOf(std::string_view name) const {
-    const int64_t group_values = int64_t{config_.num_heads} / config_.o_groups * config_.head_dim;
-    const auto groups = [&](int axis, int64_t each) {
-      return Cut{
-          axis, config_.o_groups * each, {shard_.groups.begin * each, shard_.groups.end * each}};
+    const int64_t group_heads = config_.num_heads / config_.o_groups;
+    const int64_t hidden = config_.hidden_size, intermediate = config_.moe_intermediate_size;
+    const auto groups = [&](int64_t each) {
+      return Cut{config_.o_groups * each, {shard_.groups.begin * each, shard_.groups.end * each}};
     };
     const auto is = [&](std::string_view part) {
       return name.find(part) != std::string_view::npos;
     };
-    if (name == "head.weight") return Cut{0, config_.vocab_size, shard_.vocabulary};
-    if (is(".attn.wq_b.")) return groups(0, group_values);
-    if (is(".attn.attn_sink")) return groups(0, config_.num_heads / config_.o_groups);
-    if (is(".attn.wo_a.")) return groups(0, config_.o_lora_rank);
-    if (is(".attn.wo_b.")) return groups(1, config_.o_lora_rank);
-    const bool shared = is(".shared_experts.");
-    if (!shared && !is(".experts.")) return {};
-    return Cut{is(".w2.") ? 1 : 0, config_.moe_intermediate_size,
-               shared ? shard_.shared_intermediate : shard_.intermediate};
+    if (name == "head.weight") return Cut{config_.vocab_size, shard_.vocabulary};
+    if (is(".attn.wq_b.")) return groups(group_heads * config_.head_dim);
+    if (is(".attn.attn_sink")) return groups(group_heads);
+    if (is(".attn.wo_a.")) return groups(config_.o_lora_rank);
+    if (is(".attn.wo_b.")) return Cut{hidden, shard_.outputs};
+    if (is(".shared_experts.")) {
+      return is(".w2.") ? Cut{hidden, shard_.outputs} : Cut{intermediate, shard_.shared_up};
+    }
+    if (is(".experts.")) {
+      return is(".w2.") ? Cut{hidden, shard_.routed_down} : Cut{intermediate, shard_.routed_up};
+    }
+    return {};
   }
 
   std::pair<TensorInfo, Slice> Take(const TensorInfo& tensor, std::string name) const {
     std::vector<int64_t> shape = tensor.shape;
-    const int64_t rows = shape[0];
-    Slice slice{.whole = &tensor,
-                .begin = 0,
-                .row_bytes = rows == 0 ? 0 : tensor.bytes / rows,
-                .whole_row_bytes = rows == 0 ? 0 : tensor.bytes / rows};
+    Slice slice{.whole = &tensor, .begin = 0};
     if (const std::optional<Cut> cut = CutOf(tensor.name)) {
-      // Codes share scales, and FP4 codes a byte: what one element of the tensor stands for.
-      auto& size = shape[static_cast<size_t>(cut->axis)];
+      int64_t& rows = shape[0];
+      const int64_t row_bytes = tensor.bytes / rows;
+      // One scale stands for many rows.
       const auto unit = static_cast<int64_t>(
-          std::bit_ceil(static_cast<uint64_t>((cut->whole + size - 1) / size)));
-      const Range part{cut->part.begin / unit, (cut->part.end + unit - 1) / unit};
-      if (cut->axis == 0) {
-        slice.begin = part.begin * slice.row_bytes;
-      } else {
-        const int64_t value_bytes = slice.row_bytes / size;
-        slice.begin = part.begin * value_bytes;
-        slice.row_bytes = part.size() * value_bytes;
-      }
-      size = cut->part.size() == 0 ? 0 : part.size();
-      if (size == 0 && cut->axis == 1) slice.row_bytes = 0;
+          std::bit_ceil(static_cast<uint64_t>((cut->whole + rows - 1) / rows)));
+      const int64_t begin = cut->part.begin / unit;
+      slice.begin = begin * row_bytes;
+      rows = cut->part.size() == 0 ? 0 : (cut->part.end + unit - 1) / unit - begin;
     }
     return {MakeTensorInfo(std::move(name), tensor.dtype, std::move(shape)), slice};
-  }
-
-  // Reads whole rows, piece by piece, and keeps the columns.
-  Status ReadColumns(const Slice& slice, int64_t offset, std::span<std::byte> out) const {
-    constexpr int64_t kPieceBytes = int64_t{1} << 20;
-    if (out.empty()) return OkStatus();
-    std::vector<std::byte> rows;
-    const int64_t piece_rows = std::max<int64_t>(1, kPieceBytes / slice.whole_row_bytes);
-    const auto end = offset + static_cast<int64_t>(out.size());
-    std::byte* to = out.data();
-    while (offset < end) {
-      const int64_t row = offset / slice.row_bytes;
-      const int64_t piece_end = std::min(end, (row + piece_rows) * slice.row_bytes);
-      const int64_t last_row = (piece_end - 1) / slice.row_bytes;
-      // From the first wanted column of the first row to the end of the last row's columns.
-      const int64_t begin = slice.begin + row * slice.whole_row_bytes;
-      rows.resize(static_cast<size_t>((last_row - row) * slice.whole_row_bytes + slice.row_bytes));
-      RETURN_IF_ERROR(whole_.Read(*slice.whole, begin, rows));
-      for (int64_t r = row; r <= last_row; ++r) {
-        const int64_t first = std::max(offset, r * slice.row_bytes);
-        const int64_t count = std::min(piece_end, (r + 1) * slice.row_bytes) - first;
-        std::memcpy(to,
-                    rows.data() + (r - row) * slice.whole_row_bytes + (first - r * slice.row_bytes),
-                    static_cast<size_t>(count));
-        to += count;
-      }
-      offset = piece_end;
-    }
-    return OkStatus();
   }
 
   const TensorSource& whole_;

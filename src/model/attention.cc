@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cmath>
 
 #include "kernels/indexer/indexer.h"
@@ -44,14 +43,11 @@ class AttentionPass {
       CompressIndexKeys();
       SelectEntries(qr_fp8);
     }
-    const std::span<T> y(ws_.y, static_cast<size_t>(m_ * c_.hidden_size));
     if (c_.num_heads > 0) {
       Attend();
-      OutputProducts();
-    } else {  // more tensor ranks than groups
-      std::fill(y.begin(), y.end(), T(0));
+      Rope(ws_.q, c_.num_heads, true);
     }
-    return s_.ranks.SumOverTensorRanks(y);
+    return OutputProducts();
   }
 
  private:
@@ -232,11 +228,27 @@ class AttentionPass {
         s_.stream);
   }
 
-  void OutputProducts() {
-    Rope(ws_.q, c_.num_heads, true);
-    Linear(ws_.q, m_, w_.wo_a, ws_.grouped, s_.stream, c_.o_groups);
-    const T* grouped = Quantize(ws_.grouped, m_, w_.wo_b.cols, ws_.grouped, s_.stream);
-    Linear(grouped, m_, w_.wo_b, ws_.y, s_.stream);
+  // Each tensor rank has its groups' columns of what wo_b reads, then its columns of y.
+  Status OutputProducts() {
+    constexpr auto kTensor = RankGroups::Who::kTensor;
+    const int64_t width = w_.wo_b.cols, rank_columns = w_.wo_a.rows;
+    const auto columns = s_.ranks.PartsOf(kTensor, width, c_.o_lora_rank);
+    T* const own = ws_.grouped + columns[static_cast<size_t>(s_.ranks.rank(kTensor))].begin;
+    Linear(ws_.q, m_, w_.wo_a, own, s_.stream, c_.o_groups, width);
+    if constexpr (kernels::kIsOfficial<T>) {
+      Launch(kernels::QuantizeParams<T>{.x = own,
+                                        .x_stride = width,
+                                        .y = own,
+                                        .y_stride = width,
+                                        .num_rows = m_,
+                                        .size = rank_columns},
+             s_.stream);
+    }
+    RETURN_IF_ERROR(s_.ranks.GatherColumns(kTensor, ws_.grouped, m_, columns));
+    const auto outputs = s_.ranks.PartsOf(kTensor, c_.hidden_size, checkpoint::kQuantizedRows);
+    T* const y = ws_.y + outputs[static_cast<size_t>(s_.ranks.rank(kTensor))].begin;
+    Linear(ws_.grouped, m_, w_.wo_b, y, s_.stream, 1, c_.hidden_size);
+    return s_.ranks.GatherColumns(kTensor, ws_.y, m_, outputs);
   }
 
   StepContext<T>& s_;

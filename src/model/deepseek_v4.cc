@@ -78,7 +78,7 @@ class DeepSeekV4Model final : public DeepSeekV4 {
  private:
   // Other data ranks have tokens, which this one's experts run.
   Status RunWithoutTokens(StepContext<T>& step) {
-    if (ranks_.num_data_ranks() == 1) return OkStatus();
+    if (ranks_.size(RankGroups::Who::kData) == 1) return OkStatus();
     for (int layer = 0; layer < config_.num_layers; ++layer) {
       RETURN_IF_ERROR(RunMoe(step, layer, weights_->layers[static_cast<size_t>(layer)].ffn));
     }
@@ -222,19 +222,12 @@ class DeepSeekV4Model final : public DeepSeekV4 {
                                      .y_stride = hidden,
                                      .eps = constants_.norm_eps},
            step.stream);
-    if (ranks_.num_tensor_ranks() == 1) {
-      Linear(ws.y, m, weights_->head, logits, step.stream);
-      return OkStatus();
-    }
-    const WeightMatrix& head = weights_->head;
-    own_logits_.resize(static_cast<size_t>(m * head.rows));
-    if (head.rows > 0) Linear(ws.y, m, head, own_logits_.data(), step.stream);
-    std::vector<comm::Group::Range> columns;
-    for (int rank = 0; rank < ranks_.num_tensor_ranks(); ++rank) {
-      const auto rows_of = checkpoint::HeadRows(config_, rank, ranks_.num_tensor_ranks());
-      columns.push_back({rows_of.begin, rows_of.end});
-    }
-    return ranks_.GatherColumns(own_logits_, m, columns, logits);
+    constexpr auto kTensor = RankGroups::Who::kTensor;
+    const auto columns = ranks_.PartsOf(kTensor, config_.vocab_size, checkpoint::kVocabularyRows);
+    Linear(ws.y, m, weights_->head,
+           logits + columns[static_cast<size_t>(ranks_.rank(kTensor))].begin, step.stream, 1,
+           config_.vocab_size);
+    return ranks_.GatherColumns(kTensor, logits, m, columns);
   }
 
   const config::ModelConfig config_;
@@ -244,7 +237,6 @@ class DeepSeekV4Model final : public DeepSeekV4 {
   const ModelLimits limits_;
   const std::unique_ptr<Workspace<T>> workspace_;
   RankGroups ranks_;
-  std::vector<float> own_logits_;  // [rows, this tensor rank's part of the vocabulary]
   const std::vector<float> frequencies_plain_;
   const std::vector<float> frequencies_compressed_;
   const kernels::HyperConnectionConstants constants_;
@@ -257,12 +249,10 @@ Result<std::unique_ptr<DeepSeekV4>> MakeModel(const config::ModelConfig& config,
                                               const ModelLimits& limits, device::Device& device,
                                               const ModelRank& rank) {
   ASSIGN_OR_RETURN(const std::unique_ptr<device::Stream> stream, device.MakeStream());
-  const WorkspaceSizes sizes{
-      .limits = limits,
-      .num_threads = stream->thread_pool().num_threads(),
-      .num_data_ranks = rank.parallel.data_parallel_size,
-      .max_intermediate = std::max<int64_t>(config.moe_intermediate_size,
-                                            weights->layers.at(0).ffn.shared.w1.rows)};
+  const WorkspaceSizes sizes{.limits = limits,
+                             .num_threads = stream->thread_pool().num_threads(),
+                             .num_data_ranks = rank.parallel.data_parallel_size,
+                             .grouped_size = weights->layers.at(0).attn.wo_b.cols};
   ASSIGN_OR_RETURN(std::unique_ptr<Workspace<T>> workspace,
                    MakeWorkspace<T>(config, sizes, device));
   return std::unique_ptr<DeepSeekV4>(std::make_unique<DeepSeekV4Model<T>>(

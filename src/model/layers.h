@@ -42,17 +42,19 @@ Status RunAttention(StepContext<T>& step, int layer, const AttentionWeights& wei
 template <typename T>
 Status RunMoe(StepContext<T>& step, int layer, const MoeWeights& weights);
 
-// y [m, w.rows] = x w^T for contiguous rows; groups as in kernels/gemm.
+// y [m, w.rows] = x w^T for contiguous rows; groups as in kernels/gemm. With a stride y may be some
+// columns of a wider matrix, of a rank that has no rows too.
 template <typename X, typename Y>
 void Linear(const X* x, int64_t m, const WeightMatrix& w, Y* y, device::Stream& stream,
-            int groups = 1) {
+            int groups = 1, int64_t y_stride = 0) {
+  if (w.rows == 0) return;
   kernels::Launch(kernels::GemmParams<X, Y>{.x = x,
                                             .x_stride = w.cols * groups,
                                             .m = m,
                                             .w = w,
                                             .groups = groups,
                                             .y = y,
-                                            .y_stride = w.rows},
+                                            .y_stride = y_stride == 0 ? w.rows : y_stride},
                   stream);
 }
 

@@ -18,7 +18,7 @@ std::vector<checkpoint::PartBytes> WeightsOnGpu(std::vector<checkpoint::PartByte
                                                 const Shard& shard) {
   const ModelConfig& c = shard.config;
   const int64_t expert_ids = int64_t{c.vocab_size} * c.num_experts_per_token;
-  const int64_t expert_rows = 2 * shard.intermediate.size() + c.hidden_size;
+  const int64_t expert_rows = 2 * shard.routed_up.size() + c.hidden_size;
   std::erase_if(parts, [](const checkpoint::PartBytes& part) { return part.name == "draft"; });
   for (checkpoint::PartBytes& part : parts) {
     if (part.name == "router") part.bytes -= c.num_hash_layers * expert_ids * 4;
@@ -122,7 +122,7 @@ int64_t StepWorkspaceBytes(const Shard& shard, int num_data_ranks, const ModelLi
   const double scores = std::min(tokens * entries * 4, 1.0 * (1 << 30));
   // Chosen experts' inputs, intermediates and outputs; a tile of each expert may be begun.
   const double inner =
-      static_cast<double>(std::max(shard.intermediate.size(), shard.shared_intermediate.size()));
+      static_cast<double>(std::max(shard.routed_up.size(), shard.shared_up.size()));
   const double pairs = all_tokens * (c.num_experts_per_token + 1) + 8.0 * c.num_experts;
   const double experts = pairs * (hidden * (kFp8 + 2) + inner * kFp8);
   const double gathered = num_data_ranks > 1 ? all_tokens * hidden * (kFp8 + 2) : 0;

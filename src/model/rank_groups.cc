@@ -1,29 +1,13 @@
 #include "model/rank_groups.h"
 
-#include <algorithm>
+#include <cstring>
 
 #include "base/check.h"
 #include "base/float_types.h"
 
 namespace fathom::model {
-namespace {
 
 using comm::Group;
-using config::RankPlace;
-
-// Where each data rank's rows are.
-std::vector<Group::Range> RangesOf(std::span<const int32_t> rows_of, int64_t row_bytes) {
-  std::vector<Group::Range> ranges;
-  int64_t end = 0;
-  for (const int32_t rows : rows_of) {
-    const int64_t begin = end;
-    end += rows * row_bytes;
-    ranges.push_back({begin, end});
-  }
-  return ranges;
-}
-
-}  // namespace
 
 RankGroups::RankGroups(const ModelRank& rank)
     : parallel_(rank.parallel), place_(rank.place), transport_(rank.transport) {
@@ -44,45 +28,75 @@ RankGroups::RankGroups(const ModelRank& rank)
   if (stage.size() > 1) stage_.emplace(*transport_, stage);
 }
 
-template <typename T>
-Status RankGroups::GatherDataRanks(std::span<T> values, int64_t row_size,
-                                   std::span<const int32_t> rows_of) {
-  if (!data_) return OkStatus();
-  const int64_t row_bytes = row_size * static_cast<int64_t>(sizeof(T));
-  return data_->AllGather(std::as_writable_bytes(values), RangesOf(rows_of, row_bytes));
+int RankGroups::size(Who who) const {
+  const int tensor = parallel_.tensor_parallel_size, data = parallel_.data_parallel_size;
+  return who == Who::kTensor ? tensor : who == Who::kData ? data : tensor * data;
 }
 
-template <typename T>
-Status RankGroups::SumOverStage(std::span<T> values, int64_t row_size,
-                                std::span<const int32_t> rows_of) {
-  if (!stage_) return OkStatus();
-  std::vector<Group::Range> ranges;
-  for (const Group::Range& range : RangesOf(rows_of, row_size)) {
-    ranges.insert(ranges.end(), static_cast<size_t>(num_tensor_ranks()), range);
+int RankGroups::rank(Who who) const {
+  if (who == Who::kTensor) return place_.tensor;
+  if (who == Who::kData) return place_.data;
+  return place_.data * parallel_.tensor_parallel_size + place_.tensor;
+}
+
+std::vector<Group::Range> RankGroups::PartsOf(Who who, int64_t total, int64_t unit) const {
+  std::vector<Group::Range> parts;
+  for (int i = 0; i < size(who); ++i) {
+    const checkpoint::Range part = checkpoint::Part(total, unit, i, size(who));
+    parts.push_back({part.begin, part.end});
   }
-  return stage_->ReduceScatter(values, ranges);
+  return parts;
 }
 
-Status RankGroups::GatherColumns(std::span<const float> part, int64_t num_rows,
-                                 std::span<const Group::Range> columns, float* whole) {
-  CHECK(tensor_.has_value());
+Group* RankGroups::Find(Who who) {
+  std::optional<Group>& group = who == Who::kTensor ? tensor_ : who == Who::kData ? data_ : stage_;
+  return group ? &*group : nullptr;
+}
+
+template <typename T>
+Status RankGroups::GatherColumns(Who who, T* matrix, int64_t num_rows,
+                                 std::span<const Group::Range> columns) {
+  Group* const group = Find(who);
+  if (group == nullptr || num_rows == 0) return OkStatus();
+  constexpr auto kSize = static_cast<int64_t>(sizeof(T));
   const int64_t width = columns.back().end;
-  parts_.resize(static_cast<size_t>(num_rows * width));
+  parts_.resize(static_cast<size_t>(num_rows * width * kSize));
+  T* const parts = reinterpret_cast<T*>(parts_.data());
+  // Everyone's columns lie together, one after another.
   std::vector<Group::Range> bytes;
   for (const Group::Range& range : columns) {
-    bytes.push_back({range.begin * num_rows * 4, range.end * num_rows * 4});
+    bytes.push_back({range.begin * num_rows * kSize, range.end * num_rows * kSize});
   }
-  std::copy(part.begin(), part.end(),
-            parts_.begin() + columns[static_cast<size_t>(place_.tensor)].begin * num_rows);
-  RETURN_IF_ERROR(tensor_->AllGather(std::as_writable_bytes(std::span(parts_)), bytes));
-  for (const Group::Range& range : columns) {
+  const auto copy = [&](const Group::Range& range, bool out) {
     const int64_t size = range.end - range.begin;
+    if (size == 0) return;
     for (int64_t row = 0; row < num_rows; ++row) {
-      std::copy_n(parts_.data() + range.begin * num_rows + row * size, size,
-                  whole + row * width + range.begin);
+      T* const part = parts + range.begin * num_rows + row * size;
+      T* const place = matrix + row * width + range.begin;
+      std::memcpy(out ? part : place, out ? place : part, static_cast<size_t>(size * kSize));
     }
+  };
+  const auto own = static_cast<size_t>(rank(who));
+  copy(columns[own], true);
+  RETURN_IF_ERROR(group->AllGather(parts_, bytes));
+  for (size_t i = 0; i < columns.size(); ++i) {
+    if (i != own) copy(columns[i], false);
   }
   return OkStatus();
+}
+
+template <typename T>
+Status RankGroups::GatherRows(Who who, T* matrix, int64_t row_size,
+                              std::span<const Group::Range> rows) {
+  Group* const group = Find(who);
+  if (group == nullptr) return OkStatus();
+  const int64_t row_bytes = row_size * static_cast<int64_t>(sizeof(T));
+  std::vector<Group::Range> bytes;
+  for (const Group::Range& range : rows) {
+    bytes.push_back({range.begin * row_bytes, range.end * row_bytes});
+  }
+  const auto end = static_cast<size_t>(rows.back().end * row_size);
+  return group->AllGather(std::as_writable_bytes(std::span(matrix, end)), bytes);
 }
 
 int RankGroups::RankOfStage(int stage) const {
@@ -99,10 +113,10 @@ Status RankGroups::SendToStageAfter(std::span<const std::byte> bytes) {
   return transport_->Exchange({&message, 1}, {});
 }
 
-template Status RankGroups::GatherDataRanks(std::span<BFloat16>, int64_t, std::span<const int32_t>);
-template Status RankGroups::GatherDataRanks(std::span<float>, int64_t, std::span<const int32_t>);
-template Status RankGroups::GatherDataRanks(std::span<int32_t>, int64_t, std::span<const int32_t>);
-template Status RankGroups::SumOverStage(std::span<BFloat16>, int64_t, std::span<const int32_t>);
-template Status RankGroups::SumOverStage(std::span<float>, int64_t, std::span<const int32_t>);
+template Status RankGroups::GatherColumns(Who, BFloat16*, int64_t, std::span<const Group::Range>);
+template Status RankGroups::GatherColumns(Who, float*, int64_t, std::span<const Group::Range>);
+template Status RankGroups::GatherRows(Who, BFloat16*, int64_t, std::span<const Group::Range>);
+template Status RankGroups::GatherRows(Who, float*, int64_t, std::span<const Group::Range>);
+template Status RankGroups::GatherRows(Who, int32_t*, int64_t, std::span<const Group::Range>);
 
 }  // namespace fathom::model

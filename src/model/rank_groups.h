@@ -1,10 +1,13 @@
-// RankGroups: whom a rank talks to while the model runs, and what is said there. Used by the thread
-// of Forward. A rank alone says nothing. kPeer: as comm::Transport.
+// RankGroups: whom a rank talks to while the model runs, and what is said there. No sums cross
+// ranks: each computes some columns or rows of a matrix, and all complete it. Used by the thread of
+// Forward. A rank alone says nothing. kPeer: as comm::Transport.
 #pragma once
 
 #include <optional>
 #include <span>
+#include <vector>
 
+#include "checkpoint/shard.h"
 #include "comm/group.h"
 #include "model/model.h"
 
@@ -14,43 +17,43 @@ class RankGroups {
  public:
   explicit RankGroups(const ModelRank& rank);
 
-  // Values become the sum over the tensor ranks.
-  template <typename T>
-  Status SumOverTensorRanks(std::span<T> values) {
-    return tensor_ ? tensor_->AllReduce(values) : OkStatus();
+  // Ranks that share something: those of a tensor group (the same sequences), of the data ranks
+  // (the same place in them), or of the stage (all of both).
+  enum class Who { kTensor, kData, kStage };
+  int size(Who who) const;
+  int rank(Who who) const;  // its own place among them
+
+  // Its own part of [0, total), and everyone's.
+  checkpoint::Range PartOf(Who who, int64_t total, int64_t unit) const {
+    return checkpoint::Part(total, unit, rank(who), size(who));
   }
+  std::vector<comm::Group::Range> PartsOf(Who who, int64_t total, int64_t unit) const;
 
-  int data_rank() const { return place_.data; }
-  int num_data_ranks() const { return parallel_.data_parallel_size; }
-  // `values` holds rows_of[d] rows of `row_size` for every data rank d, one after the other. Own
-  // rows become known to all data ranks, or become the sum over all ranks of the stage.
+  // Completes a matrix [num_rows, columns.back().end] of which each has its columns.
   template <typename T>
-  Status GatherDataRanks(std::span<T> values, int64_t row_size, std::span<const int32_t> rows_of);
+  Status GatherColumns(Who who, T* matrix, int64_t num_rows,
+                       std::span<const comm::Group::Range> columns);
+  // Completes a matrix of which each has its rows.
   template <typename T>
-  Status SumOverStage(std::span<T> values, int64_t row_size, std::span<const int32_t> rows_of);
-
-  // Every tensor rank's part [num_rows, its columns] of a matrix, to the whole at each of them.
-  Status GatherColumns(std::span<const float> part, int64_t num_rows,
-                       std::span<const comm::Group::Range> columns, float* whole);
+  Status GatherRows(Who who, T* matrix, int64_t row_size, std::span<const comm::Group::Range> rows);
 
   bool is_first_stage() const { return place_.pipeline == 0; }
   bool is_last_stage() const { return place_.pipeline == parallel_.pipeline_parallel_size - 1; }
   Status ReceiveFromStageBefore(std::span<std::byte> bytes);
   Status SendToStageAfter(std::span<const std::byte> bytes);
 
-  int tensor_rank() const { return place_.tensor; }
-  int num_tensor_ranks() const { return parallel_.tensor_parallel_size; }
+  bool has_whole_experts() const { return parallel_.enable_expert_parallel; }
 
  private:
+  // Null: alone in it.
+  comm::Group* Find(Who who);
   int RankOfStage(int stage) const;
 
   config::ParallelConfig parallel_;
   config::RankPlace place_;
   comm::Transport* transport_;
-  std::optional<comm::Group> tensor_;  // none: alone in it
-  std::optional<comm::Group> data_;
-  std::optional<comm::Group> stage_;
-  std::vector<float> parts_;
+  std::optional<comm::Group> tensor_, data_, stage_;
+  std::vector<std::byte> parts_;
 };
 
 }  // namespace fathom::model

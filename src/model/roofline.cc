@@ -132,7 +132,8 @@ void AddRoutedExperts(const RankShare& share, const StepShape& shape,
                       std::vector<ProductCost>* out) {
   const ModelConfig& c = share.shard.config;
   const double tokens = static_cast<double>(shape.own_tokens() + shape.other_tokens);
-  const double layers = c.num_layers, h = c.hidden_size, inner = c.moe_intermediate_size;
+  const double layers = c.num_layers, h = c.hidden_size;
+  const auto inner = static_cast<double>(share.shard.routed_up.size());
   const double e = c.num_experts, chosen = c.num_experts_per_token / e;
   const double hit =
       shape.distinct_experts > 0 ? shape.distinct_experts / e : 1 - std::pow(1 - chosen, tokens);
@@ -155,7 +156,7 @@ void AddExperts(const RankShare& share, const StepShape& shape, std::vector<Prod
   const ModelConfig& c = share.shard.config;
   const auto tokens = static_cast<double>(shape.own_tokens());
   const double layers = c.num_layers, h = c.hidden_size;
-  const auto inner = static_cast<double>(share.shard.shared_intermediate.size());
+  const auto inner = static_cast<double>(share.shard.shared_up.size());
   AddRoutedExperts(share, shape, out);
   out->push_back({.name = "shared expert",
                   .type = ProductType::kFp8,

@@ -31,7 +31,7 @@ template <typename T>
 void CarveExperts(const config::ModelConfig& c, const WorkspaceSizes& sizes, Carver& carver,
                   kernels::ExpertWorkspace& w) {
   w.max_tokens = std::min<int64_t>(sizes.limits.max_batched_tokens, kMaxExpertTokens);
-  w.max_intermediate = sizes.max_intermediate;
+  w.max_intermediate = c.moe_intermediate_size;
   const int64_t pairs = w.max_tokens * (c.num_experts_per_token + 1);
   T* t = nullptr;
   T* y = nullptr;
@@ -66,7 +66,7 @@ void Carve(const config::ModelConfig& c, const WorkspaceSizes& sizes, Carver& ca
   carver.Take(w.qr, m * c.q_lora_rank);
   carver.Take(w.q, m * c.num_heads * c.head_dim);
   carver.Take(w.kv, m * c.head_dim);
-  carver.Take(w.grouped, m * c.o_groups * c.o_lora_rank);
+  carver.Take(w.grouped, m * sizes.grouped_size);
   carver.Take(w.c, m * 2 * c.head_dim);
   carver.Take(w.z, m * 2 * c.head_dim);
   carver.Take(w.index_q, m * c.index_num_heads * c.index_head_dim);
@@ -82,10 +82,7 @@ void Carve(const config::ModelConfig& c, const WorkspaceSizes& sizes, Carver& ca
   const int64_t all = m * sizes.num_data_ranks;
   carver.Take(w.expert_ids, all * c.num_experts_per_token);
   carver.Take(w.expert_weights, all * c.num_experts_per_token);
-  if (sizes.num_data_ranks > 1) {
-    carver.Take(w.all_x, all * c.hidden_size);
-    carver.Take(w.all_y, all * c.hidden_size);
-  }
+  if (sizes.num_data_ranks > 1) carver.Take(w.all_x, all * c.hidden_size);
   CarveExperts<T>(c, sizes, carver, w.experts);
 }
 

@@ -35,7 +35,7 @@ struct Workspace {
   T* qr = nullptr;                    // [M, q_lora_rank]
   T* q = nullptr;                     // [M, heads, head_dim]; then the heads' outputs
   T* kv = nullptr;                    // [M, head_dim]
-  T* grouped = nullptr;               // [M, o_groups * o_lora_rank]
+  T* grouped = nullptr;               // [M, o_groups * o_lora_rank] of all tensor ranks
   float* c = nullptr;                 // [M, 2 * head_dim]
   float* z = nullptr;                 // [M, 2 * head_dim]
   T* index_q = nullptr;               // [M, index heads, index head dim]
@@ -52,7 +52,6 @@ struct Workspace {
   int32_t* expert_ids = nullptr;    // [M, k]
   float* expert_weights = nullptr;  // [M, k]
   T* all_x = nullptr;               // [D * M, H], only there
-  T* all_y = nullptr;               // [D * M, H], only there
   kernels::ExpertWorkspace experts;
 
   device::Buffer buffer;
@@ -62,7 +61,7 @@ struct WorkspaceSizes {
   ModelLimits limits;
   int num_threads = 1;
   int num_data_ranks = 1;
-  int64_t max_intermediate = 0;  // of the routed and the shared experts
+  int64_t grouped_size = 0;  // what wo_b reads
 };
 
 template <typename T>

@@ -84,7 +84,7 @@ class CaseBench {
   }
 
  private:
-  bool on_gpu() const { return bench_.session().device->kind() == device::DeviceKind::kCuda; }
+  bool on_gpu() const { return bench_.session().on_gpu(); }
 
   // To where the case begins.
   Status Rewind() { return bench_.Rewind(result_.of.input_len - result_.of.prefill_len); }
@@ -112,7 +112,7 @@ class CaseBench {
       times.flops += cost.flops * steps;
     }
     const model::DeviceCeilings ceilings = model::H200Ceilings();
-    if (bench_.session().device->name().find(ceilings.name) == std::string::npos) return;
+    if (bench_.session().device().name().find(ceilings.name) == std::string::npos) return;
     times.floor_us += model::Price(costs, ceilings).floor_us() * steps;
   }
 
@@ -215,11 +215,11 @@ Status RunCases(const StepBenchOptions& options, bool merge_layer_kinds) {
   RETURN_IF_ERROR(Check(options));
   const std::vector<Case> cases = MakeCases(options);
   ASSIGN_OR_RETURN(const ModelSession session, Open(options, cases));
-  if (options.profile && session.device->kind() == device::DeviceKind::kCpu) {
-    return InvalidArgument("operators are timed on a GPU only; this is " + session.device->name());
+  if (options.profile && !session.on_gpu()) {
+    return InvalidArgument("operators are timed on a GPU only; this is " + session.device().name());
   }
   fmt::print("{}, {} layers, on {}\n", options.model.model, session.config.num_layers,
-             session.device->name());
+             session.device().name());
   json::Value results = json::Value::Array();
   for (const Case& c : cases) {
     ASSIGN_OR_RETURN(const auto bench,
@@ -231,7 +231,7 @@ Status RunCases(const StepBenchOptions& options, bool merge_layer_kinds) {
   json::Value out = json::Value::Object();
   out.Set("model", json::Value::String(options.model.model));
   out.Set("num_hidden_layers", json::Value::Number(int64_t{session.config.num_layers}));
-  out.Set("device", json::Value::String(session.device->name()));
+  out.Set("device", json::Value::String(session.device().name()));
   out.Set("cases", std::move(results));
   return WriteJson(options.output_json, out);
 }

@@ -46,11 +46,11 @@ Status RunBenchLoad(const LoadBenchOptions& options) {
   const SystemClock clock;
   const TimePoint begin = clock.Now();
   ASSIGN_OR_RETURN(ModelSession session, OpenModel(options.model, SessionText::kTokensOnly));
-  const bool on_gpu = session.device->kind() == device::DeviceKind::kCuda;
+  const bool on_gpu = session.on_gpu();
   double link = 0, link_seconds = 0;
   if (on_gpu) {  // before the KV cache takes the rest of the memory
     const TimePoint link_begin = clock.Now();
-    ASSIGN_OR_RETURN(link, LinkSpeed(*session.device));
+    ASSIGN_OR_RETURN(link, LinkSpeed(session.device()));
     link_seconds = Seconds(clock.Now() - link_begin);
   }
   const LoadTimes times = session.load_times;
@@ -59,7 +59,7 @@ Status RunBenchLoad(const LoadBenchOptions& options) {
   const double ready = Seconds(clock.Now() - begin) - link_seconds;
 
   const auto bytes = static_cast<double>(times.bytes);
-  fmt::print("{} onto {}\n", options.model.model, local->session().device->name());
+  fmt::print("{} onto {}\n", options.model.model, local->session().device().name());
   if (times.transfer_seconds > 0) {
     const double speed = bytes / times.transfer_seconds;
     fmt::print("weights   {} in {:.3f} s, {}/s{}\n", FormatBytes(bytes), times.transfer_seconds,

@@ -39,7 +39,7 @@ Result<std::unique_ptr<StepBench>> StepBench::Make(const ModelSession& session, 
 }
 
 Status StepBench::AllocatePools(int num_seqs, int64_t max_tokens) {
-  device::Device& device = *session_.device;
+  device::Device& device = session_.device();
   blocks_per_seq_ = max_tokens / kv_cache::kBlockTokens + 1;
   pages_.assign(static_cast<size_t>(num_seqs), std::vector<int64_t>(kPagesPerSeq, -1));
   const int64_t num_blocks = num_seqs * blocks_per_seq_, num_pages = num_seqs * kPagesPerSeq;
@@ -117,8 +117,8 @@ void StepBench::Prepare(const model::StepShape& shape, int first_seq) {
 }
 
 Status StepBench::Forward(model::ChoiceRecorder* recorder) {
-  return session_.model->Forward(batch_.View(), kv(), reinterpret_cast<float*>(logits_.data()),
-                                 *stream_, recorder);
+  return session_.model().Forward(batch_.View(), kv(), reinterpret_cast<float*>(logits_.data()),
+                                  *stream_, recorder);
 }
 
 Result<ExpertCounts> StepBench::CountExperts(const model::StepShape& shape, int first_seq) {
@@ -130,8 +130,8 @@ Result<ExpertCounts> StepBench::CountExperts(const model::StepShape& shape, int 
   std::vector<int32_t> ids(num_layers * per_layer);
   model::ForwardBatch batch = batch_.View();
   batch.expert_ids = ids;
-  RETURN_IF_ERROR(session_.model->Forward(batch, kv(), reinterpret_cast<float*>(logits_.data()),
-                                          *stream_, nullptr));
+  RETURN_IF_ERROR(session_.model().Forward(batch, kv(), reinterpret_cast<float*>(logits_.data()),
+                                           *stream_, nullptr));
   RETURN_IF_ERROR(Synchronize());
   ExpertCounts counts;
   for (size_t layer = 0; layer < num_layers; ++layer) {

@@ -225,12 +225,13 @@ Status RunBenchThroughput(const ThroughputOptions& options) {
   }
   ASSIGN_OR_RETURN(ModelSession session, OpenModel(model, SessionText::kTokensOnly));
   Overhead overhead;
-  StepGaps gaps(session.device->kind());
+  StepGaps gaps(session.device().kind());
   if (options.profile) {
-    if (session.device->kind() == device::DeviceKind::kCuda) {
+    if (session.on_gpu()) {
       ASSIGN_OR_RETURN(overhead.device_step_us, DeviceStep(options, session));
     }
-    session.model = gaps.Watch(std::move(session.model));
+    auto& model_of_rank = session.ranks.front().model;
+    model_of_rank = gaps.Watch(std::move(model_of_rank));
   }
   ASSIGN_OR_RETURN(auto local,
                    LocalEngine::Start(std::move(session), model, model.model, options.num_prompts));

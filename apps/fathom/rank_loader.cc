@@ -1,0 +1,153 @@
+#include "apps/fathom/rank_loader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "apps/fathom/progress.h"
+#include "base/clock.h"
+#include "base/thread_pool.h"
+#include "checkpoint/shard.h"
+#include "model/deepseek_v4_cuda.h"
+#include "model/weights.h"
+
+namespace fathom::app {
+namespace {
+
+// What all ranks have read, on one line. Any thread.
+class LoadProgress {
+ public:
+  explicit LoadProgress(const std::string& what) : line_(what) {}
+
+  void Expect(int64_t bytes) { total_bytes_ += bytes; }  // before any read
+  void Begin() {
+    const std::lock_guard lock(mutex_);
+    if (begin_ == TimePoint{}) begin_ = clock_.Now();
+  }
+  void Add(int64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    done_bytes_ += bytes;
+    line_.Update(done_bytes_, total_bytes_);
+  }
+  // When no thread reads any more.
+  int64_t done_bytes() const { return done_bytes_; }
+  double SecondsSinceFirstRead() const {
+    return begin_ == TimePoint{} ? 0 : Seconds(clock_.Now() - begin_);
+  }
+
+ private:
+  const SystemClock clock_;
+  int64_t total_bytes_ = 0;
+  std::mutex mutex_;
+  TimePoint begin_{};       // guarded
+  int64_t done_bytes_ = 0;  // guarded
+  ProgressLine line_;       // guarded
+};
+
+// Reads pass through and are told.
+class ReportingSource final : public checkpoint::TensorSource {
+ public:
+  ReportingSource(std::unique_ptr<checkpoint::TensorSource> source, LoadProgress& progress)
+      : source_(std::move(source)), progress_(progress) {
+    for (const checkpoint::TensorInfo& tensor : tensors()) progress.Expect(tensor.bytes);
+  }
+  const std::vector<checkpoint::TensorInfo>& tensors() const override { return source_->tensors(); }
+  const checkpoint::TensorInfo* Find(std::string_view name) const override {
+    return source_->Find(name);
+  }
+  Status Read(const checkpoint::TensorInfo& tensor, int64_t offset,
+              std::span<std::byte> out) const override {
+    progress_.Begin();
+    RETURN_IF_ERROR(source_->Read(tensor, offset, out));
+    progress_.Add(static_cast<int64_t>(out.size()));
+    return OkStatus();
+  }
+
+ private:
+  const std::unique_ptr<checkpoint::TensorSource> source_;
+  LoadProgress& progress_;
+};
+
+// Set: each operator is waited for on the GPU, so that a fault has a name in the log. Slow.
+constexpr const char* kSyncVariable = "FATHOM_CUDA_SYNC";
+
+Result<std::unique_ptr<model::DeepSeekV4>> LoadModel(const ModelOptions& options,
+                                                     const RankModelOptions& model_options,
+                                                     const checkpoint::TensorSource& source,
+                                                     const SessionRank& rank) {
+  if (rank.device->kind() == device::DeviceKind::kCuda) {
+    return model::MakeDeepSeekV4Cuda(rank.config, model_options.index_dtype, source,
+                                     options.load_format == LoadFormat::kDummy,
+                                     model_options.limits, *rank.device,
+                                     {.enforce_eager = options.enforce_eager,
+                                      .sync_operators = std::getenv(kSyncVariable) != nullptr});
+  }
+  ASSIGN_OR_RETURN(auto weights, model::LoadWeights(rank.config, source, *rank.device));
+  return model::MakeDeepSeekV4(rank.config, model_options.numerics, model_options.index_dtype,
+                               std::move(weights), model_options.limits, *rank.device,
+                               {options.parallel, rank.place, rank.transport});
+}
+
+Result<std::vector<SessionRank>> OpenGpus(const ModelOptions& options, int num_ranks) {
+  if (options.numerics == config::Numerics::kFp32) {
+    return InvalidArgument("--numerics fp32 runs on the CPU only: add --device cpu");
+  }
+  if (num_ranks > 1) {
+    return InvalidArgument(
+        "several ranks run on the CPU only in this build: add --device cpu, or use one GPU");
+  }
+  std::vector<SessionRank> ranks(1);
+  ASSIGN_OR_RETURN(ranks[0].device, device::MakeCudaDevice(0));
+  return ranks;
+}
+
+}  // namespace
+
+Result<std::vector<SessionRank>> OpenDevices(const ModelOptions& options, int num_ranks) {
+  if (options.device == DeviceChoice::kCuda) return OpenGpus(options, num_ranks);
+  if (options.device == DeviceChoice::kAuto && options.numerics != config::Numerics::kFp32) {
+    auto gpus = OpenGpus(options, num_ranks);
+    if (gpus.ok()) return gpus;
+  }
+  const int threads = options.num_threads > 0 ? options.num_threads : NumUsableCores();
+  std::vector<SessionRank> ranks(static_cast<size_t>(num_ranks));
+  for (SessionRank& rank : ranks) {
+    rank.device = device::MakeCpuDevice(std::max(1, threads / num_ranks));
+  }
+  return ranks;
+}
+
+Status LoadRanks(const ModelOptions& options, const RankModelOptions& model_options,
+                 const checkpoint::TensorSource& source, std::vector<SessionRank>& ranks,
+                 LoadTimes& times) {
+  LoadProgress progress("loading " + options.model);
+  std::vector<std::unique_ptr<checkpoint::TensorSource>> sources;
+  for (SessionRank& rank : ranks) {
+    ASSIGN_OR_RETURN(const checkpoint::Shard shard,
+                     checkpoint::MakeShard(model_options.config, options.parallel, rank.place));
+    rank.config = shard.config;
+    sources.push_back(std::make_unique<ReportingSource>(
+        checkpoint::MakeShardedSource(source, model_options.config, shard), progress));
+  }
+  std::vector<Status> statuses(ranks.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    threads.emplace_back([&, i] {
+      auto model = LoadModel(options, model_options, *sources[i], ranks[i]);
+      statuses[i] = model.status();
+      if (model.ok()) ranks[i].model = std::move(*model);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  times.bytes = progress.done_bytes();
+  times.transfer_seconds = progress.SecondsSinceFirstRead();
+  const auto failed =
+      std::find_if(statuses.begin(), statuses.end(), [](const Status& s) { return !s.ok(); });
+  return failed == statuses.end() ? OkStatus() : *failed;
+}
+
+}  // namespace fathom::app
