@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/memory_transport.h"
@@ -17,6 +18,16 @@
 namespace fathom::comm {
 
 inline int FreePort() { return Listen("127.0.0.1", 0).value().LocalPort(); }
+
+// The two ends of a connection.
+inline std::pair<Socket, Socket> ConnectedPair() {
+  const Socket listener = Listen("127.0.0.1", 0).value();
+  const TimePoint deadline = SystemClock().Now() + std::chrono::seconds(5);
+  Socket one = Connect("127.0.0.1", listener.LocalPort(), deadline).value();
+  std::vector<pollfd> waits{{listener.fd(), POLLIN, 0}};
+  Poll(waits, deadline);
+  return {std::move(one), Accept(listener).value()};
+}
 
 inline void OnThreads(size_t count, const std::function<void(size_t)>& body) {
   std::vector<std::thread> threads;
