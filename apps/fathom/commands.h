@@ -9,6 +9,8 @@
 
 #include "apps/fathom/serve_options.h"
 #include "base/status.h"
+#include "config/model_config.h"
+#include "config/parallel_config.h"
 
 namespace fathom::app {
 
@@ -76,13 +78,39 @@ Status RunSynth(const SynthOptions& options);
 // not 0.
 Result<std::string> ReadConfigText(const std::string& name_or_file, int layers);
 
+// A preset, a config.json (both cut to `layers` layers when that is not 0), a folder, or a
+// repository in the local cache.
+Result<config::ModelConfig> FindModelConfig(const std::string& name, int layers);
+
 struct InspectOptions {
   std::string model;  // folder, repository name, flash, pro or tiny
   int layers = 0;
   bool roofline = false;
   int batch = 1;
   int64_t context = 4096;
+  std::string gpu = "h200";
+  config::ParallelConfig parallel;
 };
 Status RunInspect(const InspectOptions& options);
+
+struct PlanOptions {
+  std::string model;  // as inspect
+  int layers = 0;
+  std::string gpu = "h200";
+  double gpu_memory_gib = 0;  // 0: that GPU's
+  int num_gpus = 0;           // 0: those of the layout
+  config::ParallelConfig parallel;
+  double gpu_memory_utilization = 0.9;
+  std::string max_model_len = "auto";
+  int max_num_seqs = 64;
+  int max_num_batched_tokens = 2048;
+  bool prefix_caching = true;
+  int num_streams = 64;
+  int64_t input_len = 1024;
+  int64_t output_len = 1024;
+  bool json = false;
+};
+// kOutOfMemory, after the plan was printed, when the model does not fit.
+Status RunPlan(const PlanOptions& options);
 
 }  // namespace fathom::app

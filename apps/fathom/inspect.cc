@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "apps/fathom/commands.h"
@@ -8,28 +9,13 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/summary.h"
 #include "kv_cache/kv_layout.h"
-#include "model/roofline.h"
+#include "model/layout_roofline.h"
 
 namespace fathom::app {
 namespace {
 
 using config::LayerKind;
 using config::ModelConfig;
-
-// A preset, a config.json, a folder, or a repository in the local cache.
-Result<ModelConfig> FindConfig(const InspectOptions& options) {
-  const std::string& name = options.model;
-  const bool is_preset = name == "flash" || name == "pro" || name == "tiny";
-  if (is_preset || std::filesystem::is_regular_file(name)) {
-    ASSIGN_OR_RETURN(const std::string text, ReadConfigText(name, options.layers));
-    return checkpoint::ParseModelConfig(text, name);
-  }
-  if (options.layers > 0)
-    return InvalidArgument("--layers goes with flash, pro, tiny or a config.json");
-  ASSIGN_OR_RETURN(const std::string folder,
-                   checkpoint::ResolveModelFolder(name, HuggingFaceHome()));
-  return checkpoint::LoadModelConfig(folder);
-}
 
 const char* DraftName(config::DraftKind kind) {
   switch (kind) {
@@ -98,53 +84,81 @@ const char* TypeName(model::ProductType type) {
   return "";
 }
 
-// One step's costs; `per` divides them (a prefill is shown per token).
-void PrintCosts(const std::string& title, const std::vector<model::ProductCost>& costs,
-                double per) {
-  const model::DeviceCeilings ceilings = model::H200Ceilings();
-  fmt::print("\n{}\n  {:<24} {:<7} {:>11} {:>11} {:>10} {:>10}\n", title, "product", "type",
-             "weights", "KV", "GFLOP", "us");
+// One step of one rank; `per` divides all (a prefill is shown per token).
+void PrintCosts(const model::LayoutRoofline::Stage& stage, const model::StepShape& shape,
+                const model::DeviceCeilings& ceilings, double per) {
+  const auto costs = StepCosts(stage.share, stage.layout, shape);
+  const auto exchanges = StepExchanges(stage.share, shape);
+  fmt::print("  {:<28} {:<7} {:>11} {:>11} {:>10} {:>10}\n", "product", "type", "weights", "KV",
+             "GFLOP", "us");
   for (const model::ProductCost& cost : costs) {
     const model::RooflineTime time = Price({cost}, ceilings);
-    fmt::print("  {:<24} {:<7} {:>11} {:>11} {:>10.3f} {:>10.3f}\n", cost.name, TypeName(cost.type),
+    fmt::print("  {:<28} {:<7} {:>11} {:>11} {:>10.3f} {:>10.3f}\n", cost.name, TypeName(cost.type),
                FormatBytes(cost.weight_bytes / per), FormatBytes(cost.kv_bytes / per),
                cost.flops / per / 1e9, time.floor_us() / per);
   }
-  const model::RooflineTime total = Price(costs, ceilings);
-  fmt::print(
-      "  floor on {}: {:.1f} us by bytes ({:.2f} TB/s), {:.1f} us by arithmetic: {:.1f} us\n",
-      ceilings.name, total.bytes_us / per, ceilings.memory_bytes_per_s / 1e12,
-      total.compute_us / per, total.floor_us() / per);
+  for (const model::ExchangeCost& exchange : exchanges) {
+    const model::RooflineTime time = Price({}, {exchange}, ceilings);
+    fmt::print("  {:<28} {:<7} {:>11} {:>11} {:>10} {:>10.3f}\n", exchange.name,
+               fmt::format("x {:.0f}", exchange.count), FormatBytes(exchange.bytes / per), "", "",
+               std::max(time.link_us, time.exchange_us) / per);
+  }
+  const model::RooflineTime total = Price(costs, exchanges, ceilings);
+  fmt::print("  floor on {}: {:.1f} us by bytes ({:.2f} TB/s), {:.1f} us by arithmetic",
+             ceilings.name, total.bytes_us / per, ceilings.memory_bytes_per_s / 1e12,
+             total.compute_us / per);
+  if (!exchanges.empty()) {
+    fmt::print(", {:.1f} us by the link ({:.0f} GB/s), and {:.1f} us of waiting for others",
+               total.link_us / per, ceilings.link_bytes_per_s / 1e9, total.exchange_us / per);
+  }
+  fmt::print(": {:.1f} us\n", total.floor_us() / per);
 }
 
-void PrintRoofline(const ModelConfig& c, const InspectOptions& options) {
-  const kv_cache::KvLayout layout =
-      kv_cache::MakeKvLayout(c, config::Numerics::kOfficial, kv_cache::IndexKeyDType::kFp4);
-  PrintCosts(
-      fmt::format("Decode, one step of {} sequences at {} tokens", options.batch, options.context),
-      model::StepCosts(c, layout,
-                       {.num_seqs = options.batch,
-                        .tokens_per_seq = 1,
-                        .context_tokens = options.context,
-                        .logits_rows = options.batch}),
-      1);
-  PrintCosts(fmt::format("Prefill of {} tokens, per token", options.context),
-             model::StepCosts(c, layout,
-                              {.num_seqs = 1,
-                               .tokens_per_seq = static_cast<int>(options.context),
-                               .context_tokens = 0,
-                               .logits_rows = 1}),
-             static_cast<double>(options.context));
+void PrintRoofline(const model::LayoutRoofline& layout, const InspectOptions& options) {
+  const model::DeviceCeilings& ceilings = *model::FindDevice(options.gpu);
+  // The batch is the rank's own; every other data rank has as many.
+  const int64_t others = options.parallel.data_parallel_size - 1;
+  const model::StepShape decode{.num_seqs = options.batch,
+                                .tokens_per_seq = 1,
+                                .context_tokens = options.context,
+                                .logits_rows = options.batch,
+                                .other_tokens = others * options.batch};
+  const model::StepShape prefill{.tokens_per_seq = static_cast<int>(options.context),
+                                 .other_tokens = others * options.context};
+  const size_t num_stages = layout.stages().size();
+  for (size_t i = 0; i < num_stages; ++i) {
+    const std::string where = num_stages == 1 ? "" : fmt::format(", stage {}", i);
+    fmt::print("\nDecode, one step of {} sequences at {} tokens{}\n", options.batch,
+               options.context, where);
+    PrintCosts(layout.stages()[i], decode, ceilings, 1);
+    fmt::print("\nPrefill of {} tokens, per token{}\n", options.context, where);
+    PrintCosts(layout.stages()[i], prefill, ceilings, static_cast<double>(options.context));
+  }
 }
 
 }  // namespace
 
+Result<ModelConfig> FindModelConfig(const std::string& name, int layers) {
+  const bool is_preset = name == "flash" || name == "pro" || name == "tiny";
+  if (is_preset || std::filesystem::is_regular_file(name)) {
+    ASSIGN_OR_RETURN(const std::string text, ReadConfigText(name, layers));
+    return checkpoint::ParseModelConfig(text, name);
+  }
+  if (layers > 0) return InvalidArgument("--layers goes with flash, pro, tiny or a config.json");
+  ASSIGN_OR_RETURN(const std::string folder,
+                   checkpoint::ResolveModelFolder(name, HuggingFaceHome()));
+  return checkpoint::LoadModelConfig(folder);
+}
+
 Status RunInspect(const InspectOptions& options) {
-  ASSIGN_OR_RETURN(const ModelConfig config, FindConfig(options));
+  ASSIGN_OR_RETURN(const ModelConfig config, FindModelConfig(options.model, options.layers));
+  ASSIGN_OR_RETURN(
+      const model::LayoutRoofline layout,
+      model::LayoutRoofline::Make(config, options.parallel, kv_cache::IndexKeyDType::kFp4));
   PrintModel(config);
   PrintWeights(checkpoint::Summarize(config));
   PrintKvCache(config);
-  if (options.roofline) PrintRoofline(config, options);
+  if (options.roofline) PrintRoofline(layout, options);
   return OkStatus();
 }
 

@@ -10,6 +10,7 @@
 #include "apps/fathom/commands.h"
 #include "apps/fathom/serve_flags.h"
 #include "base/log.h"
+#include "model/device_ceilings.h"
 
 namespace fathom::app {
 namespace {
@@ -195,6 +196,30 @@ void AddSynth(CLI::App* app, Run* run) {
   command->callback([run] { *run = [] { return RunSynth(options); }; });
 }
 
+void AddLayoutOptions(CLI::App* command, config::ParallelConfig* parallel, std::string* gpu) {
+  const auto sizes = CLI::Range(1, 1024);
+  command
+      ->add_option("--tensor-parallel-size", parallel->tensor_parallel_size,
+                   "GPUs that share heads and experts (default 1)")
+      ->check(sizes);
+  command
+      ->add_option("--data-parallel-size", parallel->data_parallel_size,
+                   "GPUs, or groups of them, with sequences of their own (default 1)")
+      ->check(sizes);
+  command
+      ->add_option("--pipeline-parallel-size", parallel->pipeline_parallel_size,
+                   "stages of layers (default 1)")
+      ->check(sizes);
+  command->add_flag("--enable-expert-parallel", parallel->enable_expert_parallel,
+                    "a GPU holds whole experts, not a part of each");
+  std::vector<std::string> names;
+  for (const model::DeviceCeilings& device : model::KnownDevices()) {
+    names.push_back(model::DeviceFlag(device));
+  }
+  command->add_option("--gpu", *gpu, fmt::format("{} (default h200)", fmt::join(names, ", ")))
+      ->check(CLI::IsMember(names).description(""));
+}
+
 void AddInspect(CLI::App* app, Run* run) {
   static InspectOptions options;
   CLI::App* command =
@@ -207,11 +232,59 @@ void AddInspect(CLI::App* app, Run* run) {
       ->check(CLI::Range(1, 1000));
   command->add_flag("--roofline", options.roofline,
                     "bytes and FLOPs of a decode step and of a prefill token");
-  command->add_option("--batch", options.batch, "with --roofline: sequences (default 1)")
+  command
+      ->add_option("--batch", options.batch,
+                   "with --roofline: sequences, of each data rank (default 1)")
       ->check(CLI::Range(1, 1 << 16));
   command->add_option("--context", options.context, "with --roofline: tokens (default 4096)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 22));
+  AddLayoutOptions(command, &options.parallel, &options.gpu);
   command->callback([run] { *run = [] { return RunInspect(options); }; });
+}
+
+void AddPlan(CLI::App* app, Run* run) {
+  static PlanOptions options;
+  CLI::App* command = app->add_subcommand(
+      "plan", "What fits on which GPUs: memory of a layout, or all layouts of --gpus N");
+  command
+      ->add_option("model", options.model,
+                   "model folder, repository name, config.json, flash, pro or tiny")
+      ->required();
+  command->add_option("--layers", options.layers, "of a preset: keep only the first N layers")
+      ->check(CLI::Range(1, 1000));
+  command->add_option("--gpus", options.num_gpus, "compare the layouts of N GPUs")
+      ->check(CLI::Range(1, 64));
+  AddLayoutOptions(command, &options.parallel, &options.gpu);
+  command
+      ->add_option("--gpu-memory-gib", options.gpu_memory_gib,
+                   "memory of a GPU, in GiB (default: that GPU's)")
+      ->check(CLI::Range(1.0, 65536.0));
+  command
+      ->add_option("--gpu-memory-utilization", options.gpu_memory_utilization,
+                   "of it that the server may use (default 0.9)")
+      ->check(CLI::Range(0.01, 1.0));
+  command->add_option("--max-model-len", options.max_model_len,
+                      "longest prompt plus output: 32k, 1M; auto: what fits (default auto)");
+  command
+      ->add_option("--max-num-seqs", options.max_num_seqs,
+                   "sequences that run at once, on each data rank (default 64)")
+      ->check(CLI::Range(1, 1 << 16));
+  command
+      ->add_option("--max-num-batched-tokens", options.max_num_batched_tokens,
+                   "tokens of one step, on each data rank (default 2048)")
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", options.prefix_caching,
+                    "keep memory for snapshots (default on)");
+  command
+      ->add_option("--streams", options.num_streams,
+                   "requests at once that layouts are compared by (default 64)")
+      ->check(CLI::Range(1, 1 << 16));
+  command->add_option("--input-len", options.input_len, "tokens of their prompts (default 1024)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 22));
+  command->add_option("--output-len", options.output_len, "tokens of their answers (default 1024)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 22));
+  command->add_flag("--json", options.json, "print JSON");
+  command->callback([run] { *run = [] { return RunPlan(options); }; });
 }
 
 void AddBenchModelOptions(CLI::App* command, ModelOptions* options) {
@@ -330,6 +403,7 @@ int Main(int argc, char** argv) {
   AddEncode(&app, &run);
   AddSynth(&app, &run);
   AddInspect(&app, &run);
+  AddPlan(&app, &run);
   AddBench(&app, &run);
   std::reverse(args.begin(), args.end());  // CLI11 takes them last first
   try {
@@ -345,10 +419,9 @@ int Main(int argc, char** argv) {
       fmt::print(stderr, "fathom: bench {} is not a command; see fathom bench --help\n", argv[2]);
       return 2;
     }
+    const auto commands = app.get_subcommands();
     fmt::print(stderr, "fathom: {}; see fathom {}--help\n", error.what(),
-               is_serve          ? "serve "
-               : bench->parsed() ? "bench "
-                                 : "");
+               commands.empty() ? "" : commands[0]->get_name() + " ");
     return 2;
   }
   const Status status = run();

@@ -10,6 +10,7 @@ namespace {
 
 using checkpoint::Shard;
 using config::ModelConfig;
+using config::ParallelConfig;
 using kv_cache::PoolDemand;
 
 // What a GPU's memory holds of a shard: expert ids of 32 bits, no draft blocks, and of FP4 experts
@@ -52,11 +53,12 @@ int64_t LeastBytes(const kv_cache::KvLayout& layout, PoolDemand demand) {
 }
 
 StageMemory PlanStage(const ModelConfig& config, const checkpoint::ShardSummary& summary,
-                      const Shard& shard, int num_data_ranks, const MemoryDemand& demand) {
+                      const Shard& shard, const ParallelConfig& parallel,
+                      const MemoryDemand& demand) {
   StageMemory stage;
   stage.weights = WeightsOnGpu(summary.Of(shard), shard);
   for (const checkpoint::PartBytes& part : stage.weights) stage.weight_bytes += part.bytes;
-  stage.workspace_bytes = StepWorkspaceBytes(shard, num_data_ranks, demand.limits);
+  stage.workspace_bytes = StepWorkspaceBytes(shard, parallel, demand.limits);
   if (shard.has_head) stage.logits_bytes = LogitsBytes(config, demand.limits);
   stage.kv_budget_bytes = static_cast<int64_t>(demand.memory_bytes * demand.utilization) -
                           stage.weight_bytes - stage.workspace_bytes - stage.logits_bytes -
@@ -106,10 +108,12 @@ int64_t MemoryPlan::NumRequests(int64_t num_tokens) const {
   return std::min<int64_t>(max_num_seqs, num_blocks / kv_cache::NumBlocksFor(num_tokens));
 }
 
-int64_t StepWorkspaceBytes(const Shard& shard, int num_data_ranks, const ModelLimits& limits) {
+int64_t StepWorkspaceBytes(const Shard& shard, const ParallelConfig& parallel,
+                           const ModelLimits& limits) {
   const ModelConfig& c = shard.config;
   constexpr double kFp8 = 1 + 4.0 / 128;  // a value, and its share of an FP32 scale
-  const double tokens = limits.max_batched_tokens, all_tokens = tokens * num_data_ranks;
+  const int data_ranks = parallel.data_parallel_size, tensor_ranks = parallel.tensor_parallel_size;
+  const double tokens = limits.max_batched_tokens, all_tokens = tokens * data_ranks;
   const double hidden = c.hidden_size, heads = 1.0 * c.head_dim * c.num_heads;
   const double grouped = 1.0 * c.o_groups * c.o_lora_rank;
   const double row = hidden * (4 * 2 + 2 + kFp8 + 2)  // streams, input in two types, output
@@ -125,13 +129,16 @@ int64_t StepWorkspaceBytes(const Shard& shard, int num_data_ranks, const ModelLi
       static_cast<double>(std::max(shard.routed_up.size(), shard.shared_up.size()));
   const double pairs = all_tokens * (c.num_experts_per_token + 1) + 8.0 * c.num_experts;
   const double experts = pairs * (hidden * (kFp8 + 2) + inner * kFp8);
-  const double gathered = num_data_ranks > 1 ? all_tokens * hidden * (kFp8 + 2) : 0;
+  const double gathered = data_ranks > 1 ? all_tokens * hidden * (kFp8 + 2) : 0;
+  // Sums of few tokens go twice as large to every rank's two places, others in halves of a sum.
+  const double packets = 2.0 * tensor_ranks * std::min(tokens, 255.0) * hidden * 4;
+  const double sums = tensor_ranks > 1 ? packets + 2 * tokens * hidden * 2 : 0;
   constexpr double kAttentionParts = 18.0 * (1 << 20);
-  return static_cast<int64_t>(tokens * row + scores + experts + gathered + kAttentionParts);
+  return static_cast<int64_t>(tokens * row + scores + experts + gathered + sums + kAttentionParts);
 }
 
 Result<MemoryPlan> PlanMemory(const ModelConfig& config, const checkpoint::ShardSummary& summary,
-                              const config::ParallelConfig& parallel, const MemoryDemand& demand) {
+                              const ParallelConfig& parallel, const MemoryDemand& demand) {
   MemoryPlan plan;
   plan.max_num_seqs = demand.limits.max_num_seqs;
   for (int stage = 0; stage < parallel.pipeline_parallel_size; ++stage) {
@@ -140,7 +147,7 @@ Result<MemoryPlan> PlanMemory(const ModelConfig& config, const checkpoint::Shard
                                        .data = parallel.data_parallel_size - 1,
                                        .pipeline = stage};
     ASSIGN_OR_RETURN(const Shard shard, checkpoint::MakeShard(config, parallel, fullest));
-    plan.stages.push_back(PlanStage(config, summary, shard, parallel.data_parallel_size, demand));
+    plan.stages.push_back(PlanStage(config, summary, shard, parallel, demand));
   }
   plan.max_model_len =
       demand.auto_model_len ? LongestContext(config, plan, demand) : demand.limits.max_model_len;

@@ -60,9 +60,10 @@ Result<MemoryPlan> PlanMemory(const config::ModelConfig& config,
                               const checkpoint::ShardSummary& summary,
                               const config::ParallelConfig& parallel, const MemoryDemand& demand);
 
-// The scratch of a step on a GPU, within a few percent of what is allocated: `shard` are the rank's
-// own sizes, the experts see the tokens of all data ranks.
-int64_t StepWorkspaceBytes(const checkpoint::Shard& shard, int num_data_ranks,
+// The scratch of a step on a GPU, within some percent of what is allocated, and what tensor ranks
+// write into each other's memory. `shard` has the rank's own sizes; the experts see the tokens of
+// all data ranks.
+int64_t StepWorkspaceBytes(const checkpoint::Shard& shard, const config::ParallelConfig& parallel,
                            const ModelLimits& limits);
 
 }  // namespace fathom::model
