@@ -1,4 +1,5 @@
 #include "device/cpu/cpu_timeline.h"
+#include "device/cuda/multi_gpu.h"
 #include "device/device.h"
 
 namespace fathom::device {
@@ -11,5 +12,10 @@ Result<std::unique_ptr<Device>> MakeCudaDevice(int) {
 }
 
 std::unique_ptr<Timeline> MakeTimeline(DeviceKind) { return MakeCpuTimeline(); }
+
+int CountGpus() { return 0; }
+PeerLink ProbePeerLink(int, int) { return PeerLink::kNone; }
+void LoadKernelsEagerly() {}
+bool KernelsAreLoadedEagerly() { return true; }
 
 }  // namespace fathom::device

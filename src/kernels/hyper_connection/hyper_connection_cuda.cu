@@ -1,4 +1,7 @@
+#include <algorithm>
+
 #include "base/check.h"
+#include "kernels/collective/packets.cuh"
 #include "kernels/hyper_connection/boundary_large.h"
 #include "kernels/hyper_connection/hyper_connection_cuda.h"
 #include "kernels/launch.cuh"
@@ -75,7 +78,8 @@ __device__ float4 Sinkhorn(float4 c, const HyperConnectionConstants& constants) 
   return c;
 }
 
-template <int kTokens, bool kHead>
+// kExchange: the output is one rank's part of a sum.
+template <int kTokens, bool kHead, bool kExchange>
 class Boundary {
  public:
   static constexpr int kMixes = kHead ? kS : kNumMixes;
@@ -118,6 +122,7 @@ class Boundary {
   __device__ void Run() {
     if (cluster_ > 1) ClusterArrive();
     if (warp() == 0) FetchMixers();
+    if constexpr (kExchange) number_ = ExchangeNumber(p_.exchange);
     norm_ = LoadBits(p_.norm_weight + column0_ + warp() % (slice_ / 128) * 128 + lane() * 4);
     if (p_.output.y != nullptr) {
       PrefetchStreams();
@@ -192,6 +197,15 @@ class Boundary {
     return RoundQuad(sum + own);
   }
 
+  // Of four columns of the output, the sum over all ranks; of those of a token or row that is being
+  // computed, each by one thread.
+  __device__ float4 Exchange(int token, int64_t column, float4 own) const {
+    const uint2 words{PackBf16(own.x, own.y), PackBf16(own.z, own.w)};
+    const int64_t packet = ((first_ + token) * p_.hidden + column) / kPacketValues;
+    SendPacket(p_.exchange.peers, number_, packet, words);
+    return WidenQuad(ReceiveSum(p_.exchange.peers, number_, packet, words));
+  }
+
   // x_k = b(post_k y + sum_j C[j][k] x_j), kept in shared memory.
   __device__ void Post() {
     const int quads = slice_ / 4;
@@ -206,7 +220,8 @@ class Boundary {
         for (int k = 0; k < kS; ++k) *reinterpret_cast<float4*>(X(token, k) + column) = in[k];
         continue;
       }
-      const float4 y = Output(token, column0_ + column);
+      float4 y = Output(token, column0_ + column);
+      if constexpr (kExchange) y = Exchange(token, column0_ + column, y);
       const float* comb = s_.comb[token];
       for (int k = 0; k < kS; ++k) {
         float4 mixed = comb[k] * in[0];
@@ -375,15 +390,17 @@ class Boundary {
   float* mixers_;  // [kMixes][4][slice]
   uint2 streams_[kS];
   uint2 norm_;
+  uint64_t number_ = 0;  // of the exchange
 };
 
 // Half of the registers and of the shared memory: a block gets ready beside the product before.
-template <int kTokens, bool kHead>
+template <int kTokens, bool kHead, bool kExchange>
 __global__ void __launch_bounds__(kThreads, 2)
     BoundaryKernel(const __grid_constant__ CudaHyperConnectionParams params, int cluster) {
   extern __shared__ float4 dynamic[];
-  __shared__ typename Boundary<kTokens, kHead>::Shared shared;
-  Boundary<kTokens, kHead>(params, cluster, shared, reinterpret_cast<float*>(dynamic)).Run();
+  using Block = Boundary<kTokens, kHead, kExchange>;
+  __shared__ typename Block::Shared shared;
+  Block(params, cluster, shared, reinterpret_cast<float*>(dynamic)).Run();
 }
 
 int ClusterOf(int64_t hidden) {
@@ -392,22 +409,57 @@ int ClusterOf(int64_t hidden) {
   return cluster;
 }
 
-template <int kTokens, bool kHead>
+template <int kTokens, bool kHead, bool kExchange>
+size_t DynamicBytes(int64_t hidden) {
+  return Boundary<kTokens, kHead, kExchange>::DynamicBytes(hidden / ClusterOf(hidden));
+}
+
+template <int kTokens, bool kHead, bool kExchange = false>
 void Run(const CudaHyperConnectionParams& params, device::Stream& stream) {
+  const auto kernel = BoundaryKernel<kTokens, kHead, kExchange>;
   const int cluster = ClusterOf(params.hidden);
-  device::CheckCuda(cudaFuncSetAttribute(BoundaryKernel<kTokens, kHead>,
-                                         cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+  device::CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
                     __FILE__, __LINE__);
   CHECK_LE(kTokens * params.hidden / 128 / cluster, 64);
   const auto clusters = static_cast<unsigned>((params.num_tokens + kTokens - 1) / kTokens);
-  LaunchClusters(BoundaryKernel<kTokens, kHead>, clusters * static_cast<unsigned>(cluster),
-                 static_cast<unsigned>(cluster), kThreads,
-                 Boundary<kTokens, kHead>::DynamicBytes(params.hidden / cluster), stream, params,
+  LaunchClusters(kernel, clusters * static_cast<unsigned>(cluster), static_cast<unsigned>(cluster),
+                 kThreads, DynamicBytes<kTokens, kHead, kExchange>(params.hidden), stream, params,
                  cluster);
+}
+
+// Clusters of the kernel with an exchange that run at once: one a token.
+template <bool kHead>
+int MaxClusters(int64_t hidden) {
+  const auto kernel = BoundaryKernel<1, kHead, true>;
+  const auto bytes = DynamicBytes<1, kHead, true>(hidden);
+  const auto cluster = static_cast<unsigned>(ClusterOf(hidden));
+  const auto set = [&](cudaFuncAttribute attribute, int value) {
+    device::CheckCuda(cudaFuncSetAttribute(kernel, attribute, value), __FILE__, __LINE__);
+  };
+  set(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  set(cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+  set(cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {cluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = cluster;
+  config.blockDim = kThreads;
+  config.dynamicSmemBytes = bytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int count = 0;
+  device::CheckCuda(cudaOccupancyMaxActiveClusters(&count, kernel, &config), __FILE__, __LINE__);
+  return count;
 }
 
 template <bool kHead>
 void RunTokens(const CudaHyperConnectionParams& params, device::Stream& stream) {
+  if (params.exchange.peers.size > 1) {
+    CHECK_LE(params.num_tokens, kMaxPacketTokens);
+    CHECK(params.output.y != nullptr);
+    return Run<1, kHead, true>(params, stream);
+  }
   if (params.num_tokens <= 16) return Run<1, kHead>(params, stream);
   const int64_t slice = params.hidden / ClusterOf(params.hidden);
   slice <= 256 ? Run<4, kHead>(params, stream) : Run<2, kHead>(params, stream);
@@ -418,8 +470,13 @@ void RunTokens(const CudaHyperConnectionParams& params, device::Stream& stream) 
 void Launch(const CudaHyperConnectionParams& params, device::Stream& stream) {
   if (params.num_tokens == 0) return;
   CHECK_EQ(params.hidden % 128, 0);
-  if (IsLargeBoundary(params)) return LaunchLargeBoundary(params, stream);
+  const bool exchanges = params.exchange.peers.size > 1;
+  if (!exchanges && IsLargeBoundary(params)) return LaunchLargeBoundary(params, stream);
   params.rows != nullptr ? RunTokens<true>(params, stream) : RunTokens<false>(params, stream);
+}
+
+int64_t MaxExchangeTokens(int64_t hidden) {
+  return std::min(MaxClusters<false>(hidden), MaxClusters<true>(hidden));
 }
 
 }  // namespace fathom::kernels

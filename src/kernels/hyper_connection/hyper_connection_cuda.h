@@ -5,11 +5,15 @@
 // sub-layer does not need, run while the next launch waits for its predecessor. Where a
 // sub-layer ended it also reads the streams, post and pair_of before that wait: whoever writes them
 // is not its predecessor. From 256 tokens on: boundary_large.h.
+//
+// Where the output is one rank's part of a sum, the same launch exchanges it with the group
+// (collective/peer_view.h), for as few tokens as all blocks run at once.
 #pragma once
 
 #include <cstdint>
 
 #include "device/device.h"
+#include "kernels/collective/peer_view.h"
 #include "kernels/hyper_connection/hyper_connection.h"
 #include "kernels/tiles.cuh"
 
@@ -35,6 +39,8 @@ struct CudaHyperConnectionParams {
   int64_t num_tokens = 0;
   int64_t hidden = 0;  // a multiple of 128
   SublayerOutput output = {};
+  // The output is this rank's part; up to MaxExchangeTokens tokens or rows. size 1: it is all.
+  PeerExchange exchange = {};
   HyperConnectionState before = {};  // of the sub-layer that ended
   const float* fn = nullptr;         // [24, 4 * hidden]; head: [4, 4 * hidden]
   const float* scale = nullptr;
@@ -52,5 +58,8 @@ struct CudaHyperConnectionParams {
 };
 
 void Launch(const CudaHyperConnectionParams& params, device::Stream& stream);
+
+// Of the calling thread's device. A block waits for its peers, so all must run.
+int64_t MaxExchangeTokens(int64_t hidden);
 
 }  // namespace fathom::kernels

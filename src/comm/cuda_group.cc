@@ -1,0 +1,58 @@
+#include "comm/cuda_group.h"
+
+#include <string>
+#include <utility>
+
+#include "base/log.h"
+#include "comm/cuda_collective_kinds.h"
+#include "comm/memory_transport.h"
+#include "device/cuda/multi_gpu.h"
+
+namespace fathom::comm {
+namespace {
+
+bool AllReachAll(std::span<const int> gpus) {
+  for (const int from : gpus) {
+    for (const int to : gpus) {
+      if (from != to && device::ProbePeerLink(from, to) == device::PeerLink::kNone) return false;
+    }
+  }
+  return true;
+}
+
+Result<CudaGroup> MakeHostGroup(int size, const CudaGroupOptions& options) {
+  CudaGroup group;
+  for (auto& transport : MakeMemoryTransports(size, options.timeout)) {
+    ASSIGN_OR_RETURN(auto collectives, MakeHostCollectives(std::move(transport), options));
+    group.push_back(std::move(collectives));
+  }
+  return group;
+}
+
+}  // namespace
+
+Result<std::vector<std::shared_ptr<CudaCollectives>>> MakeCudaGroup(
+    std::span<const int> gpus, const CudaGroupOptions& options) {
+  const std::string topology = device::DescribeTopology(gpus, device::ProbePeerLink);
+  const bool reachable = AllReachAll(gpus);
+  if (options.custom_all_reduce && reachable && gpus.size() <= kernels::kMaxPeers) {
+    LogInfo("{}; ranks write to each other's memory", topology);
+    return MakePeerGroup(gpus, options);
+  }
+  const std::string reason = !options.custom_all_reduce ? "the custom all-reduce is off"
+                             : reachable                ? "there are more than 8 ranks"
+                                                        : "not all reach each other's memory";
+  const auto nccl = LoadNccl();
+  if (nccl.ok()) {
+    int version = 0;
+    nccl->GetVersion(&version);
+    LogInfo("{}; {}: NCCL {}.{}.{} is used", topology, reason, version / 10000, version / 100 % 100,
+            version % 100);
+    return MakeNcclGroup(*nccl, gpus, options);
+  }
+  LogWarning("{}; {}, and {}: ranks exchange through host memory, which is slow", topology, reason,
+             nccl.status().message());
+  return MakeHostGroup(static_cast<int>(gpus.size()), options);
+}
+
+}  // namespace fathom::comm

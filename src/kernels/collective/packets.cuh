@@ -1,0 +1,134 @@
+// Reading and writing other ranks' memory (peer_view.h): packets that carry their exchange's number
+// beside each word, and flags behind plain data. A wait that finds nothing for the view's timeout
+// says so to the host and is the last: from then on no kernel of this rank waits, and what it
+// computes means nothing. Device code only.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/collective/peer_view.h"
+#include "kernels/quantize/quantize.cuh"
+
+namespace fathom::kernels {
+
+// May be read before a kernel's wait: the counter's last change was visible before its successor
+// could start (CudaEndExchangesParams).
+__device__ __forceinline__ uint64_t ExchangeNumber(const PeerExchange& exchange) {
+  return *static_cast<volatile const uint64_t*>(exchange.peers.exchanges) + exchange.index;
+}
+
+__device__ __forceinline__ uint64_t Nanoseconds() {
+  uint64_t ns;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+  return ns;
+}
+
+// Bounds a wait. Looks at the clock once in a while only.
+class Patience {
+ public:
+  __device__ Patience(const PeerView& peers, int from) : peers_(peers), from_(from) {}
+
+  // Whether to look again.
+  __device__ bool Wait() {
+    if (++looks_ % 64 != 0) return true;
+    if (*static_cast<volatile const uint32_t*>(peers_.failed) != 0) return false;
+    const uint64_t now = Nanoseconds();
+    if (begin_ == 0) begin_ = now;
+    if (now - begin_ < peers_.timeout_ns) return true;
+    *static_cast<volatile uint32_t*>(peers_.failed) = 1;
+    *peers_.timed_out = static_cast<uint32_t>(from_) + 1;
+    __threadfence_system();
+    return false;
+  }
+
+ private:
+  const PeerView& peers_;
+  const int from_;
+  uint32_t looks_ = 0;
+  uint64_t begin_ = 0;
+};
+
+// Packet `i` of rank `from` in the memory of rank `to`.
+__device__ __forceinline__ uint4* PacketAt(const PeerView& peers, int to, int from, uint64_t number,
+                                           int64_t i) {
+  const int64_t place = static_cast<int64_t>(number & 1) * peers.size + from;
+  return reinterpret_cast<uint4*>(peers.memory[to]) + place * peers.layout.num_packets + i;
+}
+
+// What stands beside the words of a packet. Each changes with every exchange, both together never
+// repeat, and neither is what memory holds that was never written.
+__device__ __forceinline__ uint2 Tags(uint64_t number) {
+  const auto low = static_cast<uint32_t>(number), high = static_cast<uint32_t>(number >> 32);
+  return {low + high, ~low + 2 * high};
+}
+
+__device__ __forceinline__ void SendPacket(const PeerView& peers, uint64_t number, int64_t i,
+                                           uint2 words) {
+  const uint2 tags = Tags(number);
+  for (int to = 0; to < peers.size; ++to) {
+    if (to == peers.rank) continue;
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(
+                     PacketAt(peers, to, peers.rank, number, i)),
+                 "r"(words.x), "r"(tags.x), "r"(words.y), "r"(tags.y)
+                 : "memory");
+  }
+}
+
+__device__ __forceinline__ uint4 LoadPacket(const uint4* packet) {
+  uint4 p;
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(p.x), "=r"(p.y), "=r"(p.z), "=r"(p.w)
+               : "l"(packet)
+               : "memory");
+  return p;
+}
+
+__device__ __forceinline__ uint2 ReceivePacket(const PeerView& peers, uint64_t number, int64_t i,
+                                               int from) {
+  const uint4* const packet = PacketAt(peers, peers.rank, from, number, i);
+  const uint2 tags = Tags(number);
+  Patience patience(peers, from);
+  uint4 p = LoadPacket(packet);
+  while ((p.y != tags.x || p.w != tags.y) && patience.Wait()) p = LoadPacket(packet);
+  return {p.x, p.z};
+}
+
+// The sum of four BF16 values over all ranks, in their order and rounded once, when this rank's
+// have been sent.
+__device__ __forceinline__ uint2 ReceiveSum(const PeerView& peers, uint64_t number, int64_t i,
+                                            uint2 own) {
+  float4 sum{};
+  for (int from = 0; from < peers.size; ++from) {
+    const uint2 words = from == peers.rank ? own : ReceivePacket(peers, number, i, from);
+    const float2 low = UnpackBf16(words.x), high = UnpackBf16(words.y);
+    sum = {sum.x + low.x, sum.y + low.y, sum.z + high.x, sum.w + high.y};
+  }
+  return {PackBf16(sum.x, sum.y), PackBf16(sum.z, sum.w)};
+}
+
+enum class PeerPhase : int { kScatter, kSums };
+
+// The flag of a chunk that rank `from` wrote to the memory of rank `to`.
+__device__ __forceinline__ uint64_t* FlagAt(const PeerView& peers, int to, PeerPhase phase,
+                                            int from, int chunk) {
+  auto* const flags = reinterpret_cast<uint64_t*>(peers.memory[to] + peers.layout.flags_offset);
+  return flags + (static_cast<int>(phase) * peers.size + from) * kMaxChunks + chunk;
+}
+
+// By one thread, behind a barrier after the block's writes of the chunk.
+__device__ __forceinline__ void RaiseFlag(uint64_t* flag, uint64_t number) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(number) : "memory");
+}
+
+// By one thread, before a barrier: then the block reads the chunk. No flag goes on to a later
+// exchange while it is waited for.
+__device__ __forceinline__ void AwaitFlag(const PeerView& peers, const uint64_t* flag,
+                                          uint64_t number, int from) {
+  Patience patience(peers, from);
+  uint64_t seen;
+  do {
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(seen) : "l"(flag) : "memory");
+  } while (seen != number && patience.Wait());
+}
+
+}  // namespace fathom::kernels
