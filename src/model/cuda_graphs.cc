@@ -32,7 +32,9 @@ CudaGraphs::Key CudaGraphs::KeyOf(const CudaStep& step) {
           .state_slots = step.kv.state_slots};
 }
 
+// Nothing runs meanwhile: what a graph allocates must not wait for kernels that wait for ranks.
 void CudaGraphs::BeginCapture(const CudaStep& step) {
+  Check(cudaStreamSynchronize(StreamOf(step)));
   Check(cudaStreamBeginCapture(StreamOf(step), cudaStreamCaptureModeThreadLocal));
 }
 

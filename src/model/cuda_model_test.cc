@@ -2,26 +2,12 @@
 // likeliest tokens, whole, in chunks and in a batch; graphs against single launches bit for bit.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <random>
-
-#include "model/testing.h"
+#include "model/own_text.h"
 
 namespace fathom::model {
 namespace {
 
 constexpr int kLength = 700;
-
-double LogProbability(const std::vector<float>& logits, size_t token) {
-  const float max = *std::max_element(logits.begin(), logits.end());
-  double sum = 0;
-  for (const float x : logits) sum += std::exp(double{x} - max);
-  return logits[token] - max - std::log(sum);
-}
-size_t Best(const std::vector<float>& logits) {
-  return static_cast<size_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-}
 
 class CudaModelTest : public testing::Test {
  protected:
@@ -38,44 +24,7 @@ class CudaModelTest : public testing::Test {
                                        kv_cache::IndexKeyDType::kFp4, checkpoint_.get());
   }
 
-  // Text of the model's own: drawn from its distribution, token by token.
-  TestSequence OnCpu(uint32_t seed) {
-    TestSequence s = cpu_->Add(std::vector<int32_t>(kLength, config_.bos_token_id));
-    TestSequence* const sequences[] = {&s};
-    std::mt19937 random(seed);
-    for (int i = 0; i < kLength; ++i) {
-      const int one[] = {1};
-      cpu_->Step(sequences, one);
-      if (i + 1 == kLength) break;
-      double left = static_cast<double>(random()) * 0x1p-32;
-      size_t token = 0;
-      const std::vector<float>& logits = s.logits.back();
-      while (token + 1 < logits.size()) {
-        left -= std::exp(LogProbability(logits, token));
-        if (left < 0) break;
-        ++token;
-      }
-      s.token_ids[static_cast<size_t>(i) + 1] = static_cast<int32_t>(token);
-    }
-    return s;
-  }
-
-  void ExpectClose(const TestSequence& expected, const TestSequence& actual, const char* what) {
-    ASSERT_EQ(expected.logits.size(), actual.logits.size());
-    std::vector<double> differences;
-    for (size_t i = 0; i < expected.logits.size(); ++i) {
-      const size_t best = Best(expected.logits[i]);
-      differences.push_back(std::fabs(LogProbability(expected.logits[i], best) -
-                                      LogProbability(actual.logits[i], best)));
-    }
-    std::vector<double> sorted = differences;
-    std::sort(sorted.begin(), sorted.end());
-    const double median = sorted[sorted.size() / 2], p99 = sorted[sorted.size() * 99 / 100];
-    std::printf("%s: median %.5f, p90 %.5f, p99 %.5f, largest %.5f\n", what, median,
-                sorted[sorted.size() * 9 / 10], p99, sorted.back());
-    EXPECT_LE(median, 0.02) << what;
-    EXPECT_LE(p99, 0.2) << what;
-  }
+  TestSequence OnCpu(uint32_t seed) { return OwnText(*cpu_, kLength, seed); }
 
   config::ModelConfig config_;
   std::unique_ptr<checkpoint::TensorSource> checkpoint_;

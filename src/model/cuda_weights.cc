@@ -113,6 +113,7 @@ class Planner {
 
   // In slices of whole pairs of row tiles, which is what matrices take turns by.
   void TileInto(const WeightMatrix& w, TileKind kind, std::byte* tiles, int interleave) {
+    if (w.rows == 0 || w.cols == 0) return;  // other ranks'
     constexpr int64_t kSliceRows = 2 * kernels::kTileMatrixRows;
     const int64_t row_bytes = DataBytes(w) / w.rows;
     const int64_t most = std::max(kSliceRows, kUnitBytes / row_bytes / kSliceRows * kSliceRows);
@@ -167,6 +168,7 @@ class Planner {
 
   kernels::ExpertTiles Experts(std::span<const kernels::ExpertMatrices> experts) {
     const WeightMatrix& w1 = experts[0].w1;
+    if (w1.rows == 0) return {};  // other ranks'
     const TileKind kind = w1.dtype == WeightDType::kFp4 ? TileKind::kFp4 : TileKind::kFp8;
     const auto count = static_cast<int64_t>(experts.size());
     const int64_t gate_up = kernels::TiledBytes(kind, 2 * w1.rows, w1.cols);
@@ -262,6 +264,27 @@ class Planner {
   std::vector<LargestScalesOf> largest_;
 };
 
+// What the kernels run is a whole model, or every layer's part of one tensor rank.
+Status CheckParts(const Weights& weights, const config::ModelConfig& config) {
+  if (weights.embed.data == nullptr || weights.head.data == nullptr) {
+    return BadModel("the GPU kernels run all layers on a device: use --pipeline-parallel-size 1");
+  }
+  for (const BlockWeights& block : weights.layers) {
+    for (const kernels::ExpertMatrices& expert : block.ffn.experts) {
+      if (expert.w1.rows == config.moe_intermediate_size) continue;
+      return BadModel(
+          "the GPU kernels run a part of every expert: leave out "
+          "--enable-expert-parallel");
+    }
+    if (block.ffn.shared.w1.rows != config.moe_intermediate_size) {
+      return BadModel(
+          "the GPU kernels run the shared expert's part as large as the routed ones': use "
+          "--data-parallel-size 1, and leave out --enable-expert-parallel");
+    }
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 Result<std::unique_ptr<CudaWeights>> MakeCudaWeights(const config::ModelConfig& config,
@@ -271,6 +294,7 @@ Result<std::unique_ptr<CudaWeights>> MakeCudaWeights(const config::ModelConfig& 
   // The checkpoint's tensors by where the model uses them, without values behind them.
   const auto host = device::MakeCpuDevice(1);
   ASSIGN_OR_RETURN(const auto directory, PlaceWeights(config, source, *host));
+  RETURN_IF_ERROR(CheckParts(*directory, config));
   auto weights = std::make_unique<CudaWeights>();
   {
     // Counts; nothing is read or written where it points to.

@@ -10,6 +10,8 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "checkpoint/shard.h"
+#include "comm/cuda_collectives.h"
 #include "device/cuda/cuda_check.h"
 #include "kernels/attention_prologue/attention_prologue_cuda.h"
 #include "kernels/embedding/embedding_cuda.h"
@@ -48,12 +50,26 @@ class CudaModel final : public DeepSeekV4 {
         ws_(std::move(workspace)),
         uploader_(std::move(uploader)),
         options_(options),
+        collectives_(options.collectives.get()),
         constants_{static_cast<float>(config.rms_norm_eps), static_cast<float>(config.hc_eps),
-                   config.hc_sinkhorn_iters} {}
+                   config.hc_sinkhorn_iters} {
+    Check(cudaGetDevice(&gpu_));
+    if (collectives_ == nullptr) return;
+    for (int rank = 0; rank < collectives_->size(); ++rank) {
+      logits_columns_.begin[rank + 1] =
+          checkpoint::Part(config.vocab_size, checkpoint::kVocabularyRows, rank,
+                           collectives_->size())
+              .end;
+    }
+  }
+
+  Status Health() override { return collectives_ == nullptr ? OkStatus() : collectives_->Check(); }
 
   Status Forward(const ForwardBatch& batch, const KvCacheView& kv, float* logits,
                  device::Stream& stream, ChoiceRecorder* recorder) override {
+    RETURN_IF_ERROR(Health());
     if (batch.token_ids.empty()) return OkStatus();
+    Check(cudaSetDevice(gpu_));  // each rank has a thread
     if (options_.poison_scratch) {
       Check(cudaMemsetAsync(ws_->scratch, 0xff, static_cast<size_t>(ws_->scratch_bytes),
                             static_cast<cudaStream_t>(stream.native_handle())));
@@ -64,7 +80,8 @@ class CudaModel final : public DeepSeekV4 {
     step.kv = kv;
     step.logits = logits;
     step.recorder = recorder;
-    if (decode && !options_.enforce_eager && !options_.sync_operators) {
+    const bool capturable = collectives_ == nullptr || collectives_->is_captured();
+    if (decode && capturable && !options_.enforce_eager && !options_.sync_operators) {
       graphs_.Replay(step, [this](const CudaStep& captured) { Run(captured); });
     } else {
       Run(step);
@@ -74,7 +91,7 @@ class CudaModel final : public DeepSeekV4 {
                         static_cast<int64_t>(batch.expert_ids.size_bytes())),
             stream);
     }
-    return OkStatus();
+    return exchanged_;
   }
 
  private:
@@ -112,8 +129,7 @@ class CudaModel final : public DeepSeekV4 {
       }
       Attention(step, layer, w);
       Boundary(step, {.y = ws_->y}, ws_->attn_state, w.hc_ffn, w.ffn_norm, ws_->ffn_state);
-      Moe(step, layer, w);
-      output = {ws_->pairs, ws_->plan.pair_of, c_.num_experts_per_token};
+      output = Moe(step, layer, w);
     }
     layer_ = -1;
     if (step.recorder != nullptr && step.recorder->wants_streams()) {
@@ -124,6 +140,7 @@ class CudaModel final : public DeepSeekV4 {
       output = {};
     }
     Logits(step, output);
+    if (collectives_ != nullptr) collectives_->EndStep(*step.stream);
   }
 
   // An operator of the layer that is being enqueued.
@@ -146,6 +163,28 @@ class CudaModel final : public DeepSeekV4 {
         status.message());
   }
 
+  // Where other ranks have parts of a sub-layer's output: what adds them up. Either the boundary of
+  // `num_rows` tokens or rows does, by the exchange that is returned, or `output` becomes the sum.
+  kernels::PeerExchange SumOverRanks(const CudaStep& step, int64_t num_rows,
+                                     kernels::SublayerOutput& output) {
+    if (collectives_ == nullptr || output.y == nullptr) return {};
+    const kernels::PeerExchange exchange = collectives_->SumInBoundary(num_rows);
+    if (exchange.peers.size > 1) return exchange;
+    if (step.recorder != nullptr) step.recorder->OnOperator("sum over ranks", layer_);
+    auto sum = collectives_->Sum({.output = output,
+                                  .num_tokens = step.batch.num_tokens,
+                                  .hidden = c_.hidden_size,
+                                  .y = ws_->y},
+                                 *step.stream);
+    if (sum.ok()) output = *sum;
+    Keep(sum.status());
+    return {};
+  }
+  // The first error of an exchange is the step's.
+  void Keep(const Status& status) {
+    if (exchanged_.ok()) exchanged_ = status;
+  }
+
   int64_t row_groups(const CudaStep& step) const {
     return kernels::PaddedTokens(step.batch.num_tokens) / 8;
   }
@@ -154,14 +193,16 @@ class CudaModel final : public DeepSeekV4 {
     return {ws_->h_fp8, ws_->h_scales, row_groups(step)};
   }
 
-  void Boundary(const CudaStep& step, const kernels::SublayerOutput& output,
+  void Boundary(const CudaStep& step, kernels::SublayerOutput output,
                 const kernels::HyperConnectionState& before, const CudaHyperConnection& w,
                 const __nv_bfloat16* norm, const kernels::HyperConnectionState& after) {
+    const kernels::PeerExchange exchange = SumOverRanks(step, step.batch.num_tokens, output);
     Enqueue(step, "boundary",
             kernels::CudaHyperConnectionParams{.streams = ws_->streams,
                                                .num_tokens = step.batch.num_tokens,
                                                .hidden = c_.hidden_size,
                                                .output = output,
+                                               .exchange = exchange,
                                                .before = before,
                                                .fn = w.fn,
                                                .scale = w.scale,
@@ -236,7 +277,14 @@ class CudaModel final : public DeepSeekV4 {
             .scale_bytes = layout.entry_bytes - data_bytes};
   }
 
+  void WriteZeros(const CudaStep& step) {
+    Check(cudaMemsetAsync(
+        ws_->y, 0, static_cast<size_t>(step.batch.num_tokens * c_.hidden_size) * sizeof(*ws_->y),
+        static_cast<cudaStream_t>(step.stream->native_handle())));
+  }
+
   void Attention(const CudaStep& step, int layer, const CudaBlockWeights& w) {
+    if (c_.num_heads == 0) return WriteZeros(step);  // others', who keep the cache
     const LayerKind kind = c_.layer_kind(layer);
     const int kind_layer = kind == LayerKind::kWindow ? 0 : kv_cache::KindLayer(c_, layer);
     const int entry_bytes = kernels::KvDataBytes<BFloat16>(c_.head_dim, c_.rope_dim);
@@ -420,7 +468,7 @@ class CudaModel final : public DeepSeekV4 {
     return ws_->expert_ids + int64_t{layer} * step.batch.num_tokens * c_.num_experts_per_token;
   }
 
-  void Moe(const CudaStep& step, int layer, const CudaBlockWeights& w) {
+  kernels::SublayerOutput Moe(const CudaStep& step, int layer, const CudaBlockWeights& w) {
     const int tokens = step.batch.num_tokens;
     const kernels::Fp8Tiles gathered{ws_->gathered, ws_->gathered_scales, ws_->pair_rows / 8};
     kernels::CudaMoeRouteParams route{.gate = w.gate,
@@ -444,6 +492,10 @@ class CudaModel final : public DeepSeekV4 {
     if (step.recorder != nullptr) ForceRouting(step, layer, route);
     Enqueue(step, "routing", route);
     RecordRouting(step, layer);
+    if (c_.moe_intermediate_size == 0) {
+      WriteZeros(step);
+      return {.y = ws_->y};
+    }
     Enqueue(step, "experts",
             kernels::CudaExpertParams{.num_tokens = tokens,
                                       .hidden = c_.hidden_size,
@@ -458,16 +510,19 @@ class CudaModel final : public DeepSeekV4 {
                                       .plan = ws_->plan,
                                       .t = {ws_->t, ws_->t_scales, ws_->pair_rows / 8},
                                       .y = ws_->pairs});
+    return {ws_->pairs, ws_->plan.pair_of, c_.num_experts_per_token};
   }
 
-  void Logits(const CudaStep& step, const kernels::SublayerOutput& output) {
+  void Logits(const CudaStep& step, kernels::SublayerOutput output) {
     if (step.num_logits_rows == 0) return;
+    const kernels::PeerExchange exchange = SumOverRanks(step, step.num_logits_rows, output);
     const int64_t groups = kernels::PaddedTokens(step.num_logits_rows) / 8;
     Enqueue(step, "last boundary",
             kernels::CudaHyperConnectionParams{.streams = ws_->streams,
                                                .num_tokens = step.num_logits_rows,
                                                .hidden = c_.hidden_size,
                                                .output = output,
+                                               .exchange = exchange,
                                                .before = ws_->ffn_state,
                                                .fn = weights_->hc_head.fn,
                                                .scale = weights_->hc_head.scale,
@@ -476,15 +531,22 @@ class CudaModel final : public DeepSeekV4 {
                                                .constants = constants_,
                                                .h = {ws_->h, groups},
                                                .rows = step.logits_rows});
+    // A rank's rows of the head are its columns of the logits.
+    const int64_t column =
+        collectives_ == nullptr ? 0 : logits_columns_.begin[collectives_->rank()];
     kernels::CudaGemmParams head{.num_problems = 1, .num_tokens = step.num_logits_rows};
     head.problems[0] = {.w = weights_->head,
                         .x_fp8 = {},
                         .x_bf16 = {ws_->h, groups},
                         .output = GemmOutput::kF32,
-                        .y = step.logits,
+                        .y = step.logits + column,
                         .y_stride = c_.vocab_size,
                         .y_fp8 = {}};
     Enqueue(step, "head", head);
+    if (collectives_ == nullptr) return;
+    if (step.recorder != nullptr) step.recorder->OnOperator("logits of all ranks", layer_);
+    Keep(collectives_->GatherColumns(step.logits, step.num_logits_rows, logits_columns_,
+                                     *step.stream));
   }
 
   template <typename U>
@@ -535,11 +597,22 @@ class CudaModel final : public DeepSeekV4 {
   const std::unique_ptr<CudaWorkspace> ws_;
   const std::unique_ptr<StepUploader> uploader_;
   const CudaModelOptions options_;
+  comm::CudaCollectives* const collectives_;  // null: there is one rank
   const kernels::HyperConnectionConstants constants_;
+  kernels::GatheredColumns logits_columns_;
+  int gpu_ = 0;
+  Status exchanged_;
   int layer_ = -1;  // whose operators are being enqueued; -1: none's
   bool is_broken_ = false;
   CudaGraphs graphs_{kMaxGraphs};
 };
+
+// What tensor ranks exchange as packets of two logits each, and what every rank has to send.
+Status CheckVocabulary(const config::ModelConfig& c, int num_ranks) {
+  if (c.vocab_size % 2 == 0 && c.vocab_size >= 64 * num_ranks) return OkStatus();
+  return BadModel(fmt::format("vocab_size is {}: {} tensor ranks run an even one of at least {}",
+                              c.vocab_size, num_ranks, 64 * num_ranks));
+}
 
 Status CheckSizes(const config::ModelConfig& c) {
   const auto refuse = [](const char* name, int64_t value, const char* expected) {
@@ -567,6 +640,9 @@ Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig
                                                        device::Device& device,
                                                        const CudaModelOptions& options) {
   RETURN_IF_ERROR(CheckSizes(config));
+  if (options.collectives != nullptr) {
+    RETURN_IF_ERROR(CheckVocabulary(config, options.collectives->size()));
+  }
   ASSIGN_OR_RETURN(auto weights, MakeCudaWeights(config, source, dummy,
                                                  CudaWorkspaceBytes(config, limits), device));
   ASSIGN_OR_RETURN(auto workspace, MakeCudaWorkspace(config, limits, device));

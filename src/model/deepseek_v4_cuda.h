@@ -1,6 +1,10 @@
 // DeepSeekV4 on one GPU: the same model as deepseek_v4.cc in official numerics, as fused kernels on
 // weights in tiles. A decode step (every sequence one token, no recorder) is captured once a size
 // as a CUDA graph and replayed.
+//
+// A tensor rank has its shard's config and weights (checkpoint/shard.h) and adds up with the others
+// after attention and after the experts; all ranks then have the same bits, and all logits. A rank
+// without heads, or without a part of the experts, adds zero.
 #pragma once
 
 #include <memory>
@@ -8,17 +12,24 @@
 #include "checkpoint/checkpoint.h"
 #include "model/model.h"
 
+namespace fathom::comm {
+class CudaCollectives;
+}
+
 namespace fathom::model {
 
 struct CudaModelOptions {
   bool enforce_eager = false;   // steps of decodes are never captured
   bool sync_operators = false;  // wait for each operator: the first that fails is logged by name
   bool poison_scratch = false;  // for tests: what no step may rely on is NaN before each
+  // Of the tensor ranks that this model is one of; null: there is one.
+  std::shared_ptr<comm::CudaCollectives> collectives = nullptr;
 };
 
 // Reads the weights from `source`, which is not needed afterwards. `dummy`: their values are not
 // read but made on the GPU. kOutOfMemory says what is needed, before anything is read; kDevice in a
-// build without CUDA code.
+// build without CUDA code; kBadModel where the rank's part is not one that the kernels run: whole
+// experts, a part of the experts of other data ranks, or some of the layers.
 Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig& config,
                                                        kv_cache::IndexKeyDType index_dtype,
                                                        const checkpoint::TensorSource& source,

@@ -109,6 +109,10 @@ class DeepSeekV4 {
   // told by whoever waits for the stream.
   virtual Status Forward(const ForwardBatch& batch, const KvCacheView& kv, float* logits,
                          device::Stream& stream, ChoiceRecorder* recorder) = 0;
+
+  // kPeer: another rank was waited for in vain, and what the steps that have ended computed means
+  // nothing. To be asked when a step's work has ended.
+  virtual Status Health() { return OkStatus(); }
 };
 
 // The model of one rank: config and weights are those of its shard (checkpoint/shard.h).

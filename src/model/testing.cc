@@ -66,8 +66,12 @@ TestModel::TestModel(const config::ModelConfig& config, config::Numerics numeric
     weights_source = synthetic.get();
   }
   std::unique_ptr<checkpoint::TensorSource> sharded;
-  if (rank.transport != nullptr) {
-    const auto shard = checkpoint::MakeShard(config, rank.parallel, rank.place).value();
+  if (rank.parallel.world_size() > 1) {
+    const auto shard = checkpoint::MakeShard(config, rank.parallel, rank.place,
+                                             device_->kind() == device::DeviceKind::kCuda
+                                                 ? checkpoint::Split::kSums
+                                                 : checkpoint::Split::kRows)
+                           .value();
     sharded = checkpoint::MakeShardedSource(*weights_source, config, shard);
     weights_source = sharded.get();
     config_ = shard.config;

@@ -125,6 +125,7 @@ Result<request::StepResult> ModelRunner::Collect() {
   Step step = std::move(steps_.front());
   steps_.pop_front();
   RETURN_IF_ERROR(NameStep(ended_[static_cast<size_t>(step.place)]->Wait(), *step.batch));
+  RETURN_IF_ERROR(model_.Health());
   RunStore(step.batch->transfers, step.result);
   for (size_t row = 0; row < step.on_device.size(); ++row) {
     const size_t i = step.on_device[row];
