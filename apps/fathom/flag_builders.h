@@ -55,5 +55,7 @@ ServeFlag Refused(std::string name, FlagKind kind, std::string why);
 void AddApiFlags(std::vector<ServeFlag>* flags);
 // The rows about the KV cache (kv_flags.cc).
 void AddKvFlags(std::vector<ServeFlag>* flags);
+// The rows about several devices and several hosts (parallel_flags.cc).
+void AddParallelFlags(std::vector<ServeFlag>* flags);
 
 }  // namespace fathom::app

@@ -76,8 +76,8 @@ Result<std::unique_ptr<LocalEngine>> LocalEngine::Start(ModelSession session,
                      .place = rank.place,
                      .transport = rank.transport});
   }
-  ASSIGN_OR_RETURN(local->engine_, engine::MakeEngine(engine_options, ranks, local->metrics_,
-                                                      local->clock_));
+  ASSIGN_OR_RETURN(local->engine_,
+                   engine::MakeEngine(engine_options, ranks, local->metrics_, local->clock_));
   return local;
 }
 

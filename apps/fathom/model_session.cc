@@ -1,18 +1,19 @@
 #include "apps/fathom/model_session.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "apps/fathom/commands.h"
+#include "apps/fathom/join_nodes.h"
 #include "apps/fathom/progress.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/embedded_files.h"
 #include "checkpoint/synthetic_checkpoint.h"
-#include "comm/memory_transport.h"
+#include "kv_cache/chain_hash.h"
 
 namespace fathom::app {
 namespace {
@@ -70,17 +71,30 @@ Result<int64_t> ChooseModelLen(const ModelOptions& options, const config::ModelC
   return options.max_model_len;
 }
 
-// The ranks of this process: devices, and transports between them.
+// Two configs have the same name when they are the same text; a preset has its own.
+Result<std::string> NameOfConfig(const ModelSession& session, const std::string& model) {
+  if (session.folder.empty()) return model;
+  ASSIGN_OR_RETURN(const std::string text, ReadTextFile(session.folder + "/config.json"));
+  const std::string_view parts[] = {text};
+  const kv_cache::HashKey key = kv_cache::DeriveKey(parts);
+  return fmt::format("config.json {:02x}", fmt::join(std::span(key).first(8), ""));
+}
+
+// The ranks of this process: devices, and transports to all others.
 Status OpenRanks(const ModelOptions& options, ModelSession& session) {
-  constexpr auto kExchangeTimeout = std::chrono::seconds(8);
-  const int num_ranks = options.parallel.world_size();
-  ASSIGN_OR_RETURN(session.ranks, OpenDevices(options, num_ranks));
-  if (num_ranks == 1) return OkStatus();
-  session.transports = comm::MakeMemoryTransports(num_ranks, kExchangeTimeout);
-  for (int r = 0; r < num_ranks; ++r) {
-    SessionRank& rank = session.ranks[static_cast<size_t>(r)];
-    rank.place = PlaceOf(options.parallel, r);
-    rank.transport = session.transports[static_cast<size_t>(r)].get();
+  ASSIGN_OR_RETURN(const std::string name, NameOfConfig(session, options.model));
+  ASSIGN_OR_RETURN(JoinedNodes joined, JoinNodes(options, name));
+  session.parallel = options.parallel;
+  session.nodes = std::move(joined.group);
+  ASSIGN_OR_RETURN(session.ranks,
+                   OpenDevices(options, joined.num_local_ranks, joined.local_device.value_or(0)));
+  if (session.nodes == nullptr) return OkStatus();
+  const comm::NodeInfo& own =
+      session.nodes->nodes()[static_cast<size_t>(session.nodes->node_rank())];
+  for (int i = 0; i < joined.num_local_ranks; ++i) {
+    SessionRank& rank = session.ranks[static_cast<size_t>(i)];
+    rank.place = PlaceOf(options.parallel, own.first_rank + i);
+    rank.transport = &session.nodes->transport(i);
   }
   return OkStatus();
 }

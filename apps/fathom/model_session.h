@@ -9,6 +9,7 @@
 #include "apps/fathom/rank_loader.h"
 #include "apps/fathom/serve_options.h"
 #include "base/status.h"
+#include "comm/node_group.h"
 #include "config/model_config.h"
 #include "device/device.h"
 #include "model/model.h"
@@ -24,14 +25,17 @@ struct ModelSession {
   kv_cache::IndexKeyDType index_dtype = kv_cache::IndexKeyDType::kFp4;
   std::unique_ptr<text::Tokenizer> tokenizer;  // null when only tokens are needed
   text::SpecialTokens special_tokens;
-  std::vector<std::unique_ptr<comm::Transport>> transports;  // of the ranks, when there are several
-  std::vector<SessionRank> ranks;                            // of this process; at least one
+  config::ParallelConfig parallel;
+  std::unique_ptr<comm::NodeGroup> nodes;  // null: there is one rank
+  std::vector<SessionRank> ranks;          // of this process; at least one
   model::ModelLimits limits;
   LoadTimes load_times;
 
   // The first rank's: all have devices of one kind.
   device::Device& device() const { return *ranks.front().device; }
   bool on_gpu() const { return device().kind() == device::DeviceKind::kCuda; }
+  // Another node's requests are run here.
+  bool is_follower() const { return nodes != nullptr && nodes->node_rank() > 0; }
   // Of the only rank.
   model::DeepSeekV4& model() const { return *ranks.front().model; }
 };

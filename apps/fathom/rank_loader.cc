@@ -12,6 +12,8 @@
 #include "base/clock.h"
 #include "base/thread_pool.h"
 #include "checkpoint/shard.h"
+#include "comm/cuda_group.h"
+#include "device/cuda/multi_gpu.h"
 #include "model/deepseek_v4_cuda.h"
 #include "model/weights.h"
 
@@ -72,19 +74,23 @@ class ReportingSource final : public checkpoint::TensorSource {
   LoadProgress& progress_;
 };
 
+using Collectives = std::shared_ptr<comm::CudaCollectives>;
+
 // Set: each operator is waited for on the GPU, so that a fault has a name in the log. Slow.
 constexpr const char* kSyncVariable = "FATHOM_CUDA_SYNC";
 
 Result<std::unique_ptr<model::DeepSeekV4>> LoadModel(const ModelOptions& options,
                                                      const RankModelOptions& model_options,
                                                      const checkpoint::TensorSource& source,
-                                                     const SessionRank& rank) {
-  if (rank.device->kind() == device::DeviceKind::kCuda) {
+                                                     const SessionRank& rank,
+                                                     Collectives collectives) {
+  if (rank.gpu >= 0) {
     return model::MakeDeepSeekV4Cuda(rank.config, model_options.index_dtype, source,
                                      options.load_format == LoadFormat::kDummy,
                                      model_options.limits, *rank.device,
                                      {.enforce_eager = options.enforce_eager,
-                                      .sync_operators = std::getenv(kSyncVariable) != nullptr});
+                                      .sync_operators = std::getenv(kSyncVariable) != nullptr,
+                                      .collectives = std::move(collectives)});
   }
   ASSIGN_OR_RETURN(auto weights, model::LoadWeights(rank.config, source, *rank.device));
   return model::MakeDeepSeekV4(rank.config, model_options.numerics, model_options.index_dtype,
@@ -92,26 +98,50 @@ Result<std::unique_ptr<model::DeepSeekV4>> LoadModel(const ModelOptions& options
                                {options.parallel, rank.place, rank.transport});
 }
 
-Result<std::vector<SessionRank>> OpenGpus(const ModelOptions& options, int num_ranks) {
+// What the GPUs of this process do together; nothing for one.
+Result<std::vector<Collectives>> JoinGpus(const ModelOptions& options,
+                                          const RankModelOptions& model_options,
+                                          const std::vector<SessionRank>& ranks) {
+  if (ranks.size() == 1 || ranks.front().gpu < 0) return std::vector<Collectives>(ranks.size());
+  std::vector<int> gpus;
+  for (const SessionRank& rank : ranks) gpus.push_back(rank.gpu);
+  return comm::MakeCudaGroup(gpus, {.hidden = model_options.config.hidden_size,
+                                    .max_tokens = model_options.limits.max_batched_tokens,
+                                    .max_row_values = model_options.config.vocab_size,
+                                    .custom_all_reduce = !options.disable_custom_all_reduce});
+}
+
+Result<std::vector<SessionRank>> OpenGpus(const ModelOptions& options, int num_ranks,
+                                          int first_gpu) {
   if (options.numerics == config::Numerics::kFp32) {
     return InvalidArgument("--numerics fp32 runs on the CPU only: add --device cpu");
   }
-  if (num_ranks > 1) {
+  const config::ParallelConfig& parallel = options.parallel;
+  if (parallel.world_size() != num_ranks || parallel.tensor_parallel_size != num_ranks ||
+      parallel.enable_expert_parallel) {
     return InvalidArgument(
-        "several ranks run on the CPU only in this build: add --device cpu, or use one GPU");
+        "GPUs run --tensor-parallel-size in one process only so far: leave data, pipeline and "
+        "expert parallelism and --nnodes, or add --device cpu");
   }
-  std::vector<SessionRank> ranks(1);
-  ASSIGN_OR_RETURN(ranks[0].device, device::MakeCudaDevice(0));
+  if (num_ranks > 1) device::LoadKernelsEagerly();
+  std::vector<SessionRank> ranks(static_cast<size_t>(num_ranks));
+  for (int i = 0; i < num_ranks; ++i) {
+    SessionRank& rank = ranks[static_cast<size_t>(i)];
+    rank.gpu = first_gpu + i;
+    ASSIGN_OR_RETURN(rank.device, device::MakeCudaDevice(rank.gpu));
+  }
   return ranks;
 }
 
 }  // namespace
 
-Result<std::vector<SessionRank>> OpenDevices(const ModelOptions& options, int num_ranks) {
-  if (options.device == DeviceChoice::kCuda) return OpenGpus(options, num_ranks);
+Result<std::vector<SessionRank>> OpenDevices(const ModelOptions& options, int num_ranks,
+                                             int first_gpu) {
+  if (options.device == DeviceChoice::kCuda) return OpenGpus(options, num_ranks, first_gpu);
   if (options.device == DeviceChoice::kAuto && options.numerics != config::Numerics::kFp32) {
-    auto gpus = OpenGpus(options, num_ranks);
-    if (gpus.ok()) return gpus;
+    auto gpus = OpenGpus(options, num_ranks, first_gpu);
+    const bool is_meant = options.parallel.world_size() > 1 && device::CountGpus() > 0;
+    if (gpus.ok() || is_meant) return gpus;
   }
   const int threads = options.num_threads > 0 ? options.num_threads : NumUsableCores();
   std::vector<SessionRank> ranks(static_cast<size_t>(num_ranks));
@@ -126,9 +156,13 @@ Status LoadRanks(const ModelOptions& options, const RankModelOptions& model_opti
                  LoadTimes& times) {
   LoadProgress progress("loading " + options.model);
   std::vector<std::unique_ptr<checkpoint::TensorSource>> sources;
+  ASSIGN_OR_RETURN(const std::vector<Collectives> collectives,
+                   JoinGpus(options, model_options, ranks));
   for (SessionRank& rank : ranks) {
-    ASSIGN_OR_RETURN(const checkpoint::Shard shard,
-                     checkpoint::MakeShard(model_options.config, options.parallel, rank.place));
+    const auto split = rank.gpu < 0 ? checkpoint::Split::kRows : checkpoint::Split::kSums;
+    ASSIGN_OR_RETURN(
+        const checkpoint::Shard shard,
+        checkpoint::MakeShard(model_options.config, options.parallel, rank.place, split));
     rank.config = shard.config;
     sources.push_back(std::make_unique<ReportingSource>(
         checkpoint::MakeShardedSource(source, model_options.config, shard), progress));
@@ -137,7 +171,7 @@ Status LoadRanks(const ModelOptions& options, const RankModelOptions& model_opti
   std::vector<std::thread> threads;
   for (size_t i = 0; i < ranks.size(); ++i) {
     threads.emplace_back([&, i] {
-      auto model = LoadModel(options, model_options, *sources[i], ranks[i]);
+      auto model = LoadModel(options, model_options, *sources[i], ranks[i], collectives[i]);
       statuses[i] = model.status();
       if (model.ok()) ranks[i].model = std::move(*model);
     });

@@ -20,6 +20,7 @@ struct SessionRank {
   config::RankPlace place;
   config::ModelConfig config;  // its shard's
   std::unique_ptr<device::Device> device;
+  int gpu = -1;                          // its number; -1: a CPU
   comm::Transport* transport = nullptr;  // to all ranks; null: the only one
   std::unique_ptr<model::DeepSeekV4> model;
 };
@@ -31,9 +32,11 @@ struct LoadTimes {
   double seconds = 0;           // of OpenModel
 };
 
-// A device for each of `num_ranks` ranks: GPUs by their number, or equal parts of the CPU's
-// threads. kInvalidArgument: --device and --numerics contradict each other; kDevice: too few GPUs.
-Result<std::vector<SessionRank>> OpenDevices(const ModelOptions& options, int num_ranks);
+// A device for each of `num_ranks` ranks: GPUs from number `first_gpu` on, or equal parts of the
+// CPU's threads. kInvalidArgument: --device, --numerics and the layout contradict each other;
+// kDevice: too few GPUs.
+Result<std::vector<SessionRank>> OpenDevices(const ModelOptions& options, int num_ranks,
+                                             int first_gpu);
 
 // What the model of a rank is made with.
 struct RankModelOptions {

@@ -38,13 +38,6 @@ Apply SetEnum(E ModelOptions::* member, const char* flag,
   };
 }
 
-Apply SetParallelSize(int config::ParallelConfig::* member, const char* flag) {
-  return [=](const Values& values, ServeOptions& options) -> Status {
-    ASSIGN_OR_RETURN(options.model.parallel.*member, ParseNumber<int>(values[0], 1, 1024, flag));
-    return OkStatus();
-  };
-}
-
 Status ApplyKvCacheDType(const Values& values, ServeOptions&) {
   for (const char* name : {"auto", "fp8", "fp8_e4m3", "fp8_ds_mla"}) {
     if (values[0] == name) return OkStatus();
@@ -212,27 +205,6 @@ void AddModelFlags(std::vector<ServeFlag>* flags) {
 }
 
 void AddExecutionFlags(std::vector<ServeFlag>* flags) {
-  using config::ParallelConfig;
-  flags->push_back(
-      Works("tensor-parallel-size", "N",
-            "devices that share each layer's heads and experts, for speed (default 1)",
-            SetParallelSize(&ParallelConfig::tensor_parallel_size, "tensor-parallel-size")));
-  flags->push_back(Works(
-      "data-parallel-size", "N",
-      "groups of devices with requests and a KV cache of their own, for throughput (default 1)",
-      SetParallelSize(&ParallelConfig::data_parallel_size, "data-parallel-size")));
-  flags->push_back(
-      Works("pipeline-parallel-size", "N",
-            "groups of devices that hold consecutive layers, for memory (default 1)",
-            SetParallelSize(&ParallelConfig::pipeline_parallel_size, "pipeline-parallel-size")));
-  flags->push_back(Works(
-      "enable-expert-parallel", "",
-      "spread whole experts over tensor and data ranks, instead of a part of each expert",
-      [](const Values& v, ServeOptions& o) {
-        o.model.parallel.enable_expert_parallel = v[0] == "true";
-        return OkStatus();
-      },
-      FlagKind::kSwitch));
   flags->push_back(NoEffect("enable-chunked-prefill", FlagKind::kSwitch, "always on"));
   ServeFlag async_scheduling = Works(
       "async-scheduling", "", "plan and start a step while the one before runs (default: on a GPU)",
@@ -257,8 +229,6 @@ void AddExecutionFlags(std::vector<ServeFlag>* flags) {
         return OkStatus();
       },
       FlagKind::kSwitch));
-  flags->push_back(
-      NoEffect("disable-custom-all-reduce", FlagKind::kSwitch, "one device reduces nothing"));
   flags->push_back(NoEffect("disable-log-stats", FlagKind::kSwitch, "statistics cost nothing"));
   for (const char* name : {"attention-backend", "moe-backend", "linear-backend"}) {
     flags->push_back(NoEffect(name, FlagKind::kValue, "the kernels are built in"));
@@ -284,6 +254,7 @@ const std::vector<ServeFlag>& ServeFlags() {
     AddModelFlags(&all);
     AddKvFlags(&all);
     AddChatFlags(&all);
+    AddParallelFlags(&all);
     AddExecutionFlags(&all);
     return all;
   }();

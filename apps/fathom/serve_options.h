@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "api/api_options.h"
+#include "apps/fathom/launch_environment.h"
 #include "config/model_config.h"
 #include "config/parallel_config.h"
 #include "engine/make_engine.h"
@@ -28,6 +29,9 @@ struct ModelOptions {
   std::optional<kv_cache::IndexKeyDType> index_dtype;  // unset: the numerics' own
   LoadFormat load_format = LoadFormat::kAuto;
   config::ParallelConfig parallel;
+  LaunchFlags launch;
+  bool disable_custom_all_reduce = false;
+  std::string cluster_secret_file;  // empty: the environment has the secret
   int num_hidden_layers = 0;  // 0: the model's; fewer, the first ones, with dummy weights only
   uint64_t seed = 0;          // of dummy weights, and of requests that bring none
   int num_threads = 0;        // 0: all usable cores

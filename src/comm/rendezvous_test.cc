@@ -1,7 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <array>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -83,7 +82,7 @@ TEST(Rendezvous, AWrongSecretIsRefusedAndTheOthersGoOnWaiting) {
 
 TEST(Rendezvous, ALateNodeIsWaitedFor) {
   const auto options = OptionsFor({1, 1, 1});
-  std::array<bool, 3> joined = {};
+  std::vector<bool> joined(3);
   OnThreads(3, [&](size_t i) {
     std::this_thread::sleep_for(milliseconds(400 * (2 - i)));  // node 0 comes last
     joined[i] = NodeGroup::Join(options[i]).ok();
@@ -114,7 +113,7 @@ TEST(Rendezvous, ATakenPortIsAnError) {
 // What a stranger sends to the port, before node 1 comes.
 void ExpectUnharmedBy(const std::string& bytes, bool stays) {
   const auto options = OptionsFor({1, 1});
-  std::array<bool, 2> joined = {};
+  std::vector<bool> joined(2);
   OnThreads(3, [&](size_t i) {
     if (i < 2) {
       std::this_thread::sleep_for(milliseconds(200 * i));
@@ -142,7 +141,7 @@ TEST(Rendezvous, GarbageOnThePortHarmsNobody) {
 
 TEST(Rendezvous, ManySilentStrangersDoNotKeepANodeOut) {
   const auto options = OptionsFor({1, 1});
-  std::array<bool, 2> joined = {};
+  std::vector<bool> joined(2);
   OnThreads(2, [&](size_t i) {
     std::vector<Socket> strangers;
     if (i == 1) {
@@ -160,7 +159,7 @@ TEST(Rendezvous, ManySilentStrangersDoNotKeepANodeOut) {
 // A node that knows the secret and then sends these bytes instead of asking to join.
 void ExpectRestJoinsDespite(const std::string& bytes) {
   const auto options = OptionsFor({1, 1});
-  std::array<bool, 2> joined = {};
+  std::vector<bool> joined(2);
   OnThreads(3, [&](size_t i) {
     if (i < 2) {
       std::this_thread::sleep_for(milliseconds(200 * i));
@@ -191,7 +190,7 @@ TEST(Rendezvous, ANodeThatWasStartedAgainTakesItsOwnPlace) {
                       .data_port = 1,
                       .host_name = "gone",
                       .agreements = {{"the product of the parallel sizes", "3"}}};
-  std::array<bool, 3> joined = {};
+  std::vector<bool> joined(3);
   OnThreads(3, [&](size_t i) {
     if (i == 1) {
       std::this_thread::sleep_for(milliseconds(100));

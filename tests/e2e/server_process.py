@@ -23,16 +23,16 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """`command` must serve on `port` of 127.0.0.1; what it prints goes to `log`."""
+    """`command` must serve on `port` of 127.0.0.1; what it prints goes to `log`. `environment` is added to ours."""
 
-    def __init__(self, command: list[str], port: int, log: Path):
+    def __init__(self, command: list[str], port: int, log: Path, environment: dict[str, str] | None = None):
         self.url = f"http://127.0.0.1:{port}"
         self.port = port
         self.log = log
         # A group of its own: `make serve` has children.
         self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL,
                                         stdout=log.open("w"), stderr=subprocess.STDOUT,
-                                        start_new_session=True)
+                                        env={**os.environ, **(environment or {})}, start_new_session=True)
 
     def wait_until_ready(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
