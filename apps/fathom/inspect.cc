@@ -127,7 +127,9 @@ void PrintRoofline(const model::LayoutRoofline& layout, const InspectOptions& op
                                  .other_tokens = others * options.context};
   const size_t num_stages = layout.stages().size();
   for (size_t i = 0; i < num_stages; ++i) {
-    const std::string where = num_stages == 1 ? "" : fmt::format(", stage {}", i);
+    const std::string where =
+        fmt::format("{}{}", num_stages == 1 ? "" : fmt::format(", stage {}", i),
+                    options.parallel.world_size() == 1 ? "" : ", the rank with most to do");
     fmt::print("\nDecode, one step of {} sequences at {} tokens{}\n", options.batch,
                options.context, where);
     PrintCosts(layout.stages()[i], decode, ceilings, 1);

@@ -280,6 +280,14 @@ void PrintSpeeds(const PlanReport& report, const PlannedLayout& layout) {
   }
 }
 
+void PrintWhatRuns(const std::vector<PlannedLayout>& layouts) {
+  const bool all_run = std::all_of(layouts.begin(), layouts.end(), [](const PlannedLayout& layout) {
+    return RunsOnGpus(layout.parallel);
+  });
+  if (all_run) return;
+  fmt::print("fathom serve runs tensor parallel layouts on GPUs; others on CPUs only, so far\n");
+}
+
 void PrintComparison(const PlanOptions& options, const PlanReport& report) {
   fmt::print("\n{:<18} {:>9} {:>9} {:>11} {:>9} {:>9}\n", "layout", "weights", "for KV", "tokens",
              "1 stream", "output");
@@ -309,6 +317,7 @@ void PrintComparison(const PlanOptions& options, const PlanReport& report) {
   fmt::print("one stream is fastest with   {}\n", LayoutFlags(report.layouts[0].parallel));
   fmt::print("many are fastest with        {}\n",
              LayoutFlags(BestForThroughput(report.layouts).parallel));
+  PrintWhatRuns(report.layouts);
 }
 
 Status Verdict(const PlanOptions& options, const PlanReport& report) {
@@ -326,6 +335,10 @@ Status Verdict(const PlanOptions& options, const PlanReport& report) {
 }
 
 }  // namespace
+
+bool RunsOnGpus(const ParallelConfig& p) {
+  return p.data_parallel_size == 1 && p.pipeline_parallel_size == 1 && !p.enable_expert_parallel;
+}
 
 std::string LayoutFlags(const ParallelConfig& p) {
   std::string flags;
@@ -369,6 +382,7 @@ Status RunPlan(const PlanOptions& options) {
     PrintMemory(first.memory);
     PrintCapacity(options, first);
     PrintSpeeds(report, first);
+    PrintWhatRuns(report.layouts);
   }
   return Verdict(options, report);
 }

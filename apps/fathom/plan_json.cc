@@ -47,6 +47,7 @@ Value LayoutJson(const PlanOptions& options, const PlannedLayout& layout) {
   out.Set("data_parallel_size", Integer(layout.parallel.data_parallel_size));
   out.Set("pipeline_parallel_size", Integer(layout.parallel.pipeline_parallel_size));
   out.Set("enable_expert_parallel", Value::Bool(layout.parallel.enable_expert_parallel));
+  out.Set("runs_on_gpus", Value::Bool(RunsOnGpus(layout.parallel)));
   out.Set("fits", Value::Bool(layout.memory.fits()));
   out.Set("missing_bytes", Integer(layout.memory.missing_bytes));
   Value stages = Value::Array();

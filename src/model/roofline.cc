@@ -170,7 +170,8 @@ void AddExperts(const RankShare& share, const StepShape& shape, std::vector<Prod
 
 Result<RankShare> MakeRankShare(const ModelConfig& config, const ParallelConfig& parallel,
                                 const config::RankPlace& place) {
-  ASSIGN_OR_RETURN(checkpoint::Shard shard, checkpoint::MakeShard(config, parallel, place));
+  ASSIGN_OR_RETURN(checkpoint::Shard shard,
+                   checkpoint::MakeShard(config, parallel, place, checkpoint::Split::kSums));
   return RankShare{std::move(shard), parallel};
 }
 

@@ -41,7 +41,7 @@ struct ProductCost {
   double flops = 0;
 };
 
-// One rank's share of a model: what it holds, and among whom.
+// One rank's share of a model, split as GPUs split it: what it holds, and among whom.
 struct RankShare {
   checkpoint::Shard shard;
   config::ParallelConfig parallel;

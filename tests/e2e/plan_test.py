@@ -79,6 +79,8 @@ def test_layouts_are_ranked_by_what_fits_and_by_speed():
     assert f"one stream is fastest with   {fitting[0]['flags']}\n" in shown
     best = max(fitting, key=lambda layout: layout["at_best"]["output"]["tokens_per_s"])
     assert f"many are fastest with        {best['flags']}\n" in shown
+    assert "others on CPUs only" in shown and "CPUs" not in plan("pro", "--tensor-parallel-size", "8").stdout
+    assert [layout["flags"] for layout in ranked if layout["runs_on_gpus"]] == ["--tensor-parallel-size 8"]
 
 
 def test_stages_are_shown_side_by_side():

@@ -1,0 +1,38 @@
+// What a plan takes as the workspace against what is allocated. Needs no GPU.
+#include <gtest/gtest.h>
+
+#include "checkpoint/synthetic_checkpoint.h"
+#include "kernels/collective/peer_view.h"
+#include "model/cuda_workspace.h"
+#include "model/memory_plan.h"
+
+namespace fathom::model {
+namespace {
+
+TEST(CudaMemoryPlan, TheWorkspaceOfAStepIsWhatIsAllocated) {
+  for (const char* preset : {"flash", "pro"}) {
+    const auto config =
+        checkpoint::ParseModelConfig(checkpoint::PresetConfigText(preset).value(), preset);
+    for (const int tensor : {1, 2, 8}) {
+      const config::ParallelConfig parallel{.tensor_parallel_size = tensor};
+      const checkpoint::Shard shard =
+          checkpoint::MakeShard(*config, parallel, {.tensor = tensor - 1}, checkpoint::Split::kSums)
+              .value();
+      for (const int tokens : {2048, 8192}) {
+        for (const int64_t context : {int64_t{32768}, int64_t{1} << 20}) {
+          const ModelLimits limits{tokens, 64, context};
+          int64_t allocated = CudaWorkspaceBytes(shard.config, limits);
+          if (tensor > 1) {
+            allocated += kernels::MakePeerLayout(tensor, config->hidden_size, tokens).bytes;
+          }
+          const int64_t planned = StepWorkspaceBytes(shard, parallel, limits);
+          EXPECT_GT(planned, allocated - allocated / 100) << preset << " " << tensor;
+          EXPECT_LT(planned, allocated + allocated / 20) << preset << " " << tensor;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fathom::model
