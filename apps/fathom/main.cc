@@ -295,6 +295,12 @@ void AddBenchModelOptions(CLI::App* command, ModelOptions* options) {
       ->add_option("--num-hidden-layers", options->num_hidden_layers,
                    "keep only the first N layers (with --load-format dummy)")
       ->check(CLI::Range(1, 1000));
+  command
+      ->add_option("--tensor-parallel-size", options->parallel.tensor_parallel_size,
+                   "GPUs that share heads and experts (default 1)")
+      ->check(CLI::Range(1, 1024));
+  command->add_flag("--disable-custom-all-reduce", options->disable_custom_all_reduce,
+                    "GPUs add up with NCCL, or through host memory");
 }
 
 void AddBenchSteps(CLI::App* bench, const char* name, const char* help, bool has_profile,

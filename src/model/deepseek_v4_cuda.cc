@@ -75,8 +75,7 @@ class CudaModel final : public DeepSeekV4 {
                             static_cast<cudaStream_t>(stream.native_handle())));
     }
     const bool decode = recorder == nullptr && IsDecode(batch);
-    // Whoever wants the experts has a row for each token of its own.
-    CudaStep step = uploader_->Upload(batch, decode && batch.expert_ids.empty(), stream);
+    CudaStep step = uploader_->Upload(batch, decode, stream);
     step.kv = kv;
     step.logits = logits;
     step.recorder = recorder;
@@ -86,11 +85,7 @@ class CudaModel final : public DeepSeekV4 {
     } else {
       Run(step);
     }
-    if (!batch.expert_ids.empty()) {
-      Check(stream.Copy(batch.expert_ids.data(), ws_->expert_ids,
-                        static_cast<int64_t>(batch.expert_ids.size_bytes())),
-            stream);
-    }
+    if (!batch.expert_ids.empty()) FetchExperts(step, batch);
     return exchanged_;
   }
 
@@ -99,6 +94,16 @@ class CudaModel final : public DeepSeekV4 {
   static void Check(cudaError_t error) { device::CheckCuda(error, __FILE__, __LINE__); }
   static void Check(const Status& status, device::Stream& stream) {
     device::CheckCuda(status, stream, __FILE__, __LINE__);
+  }
+
+  // Those of the batch's own tokens: a step may be padded.
+  void FetchExperts(const CudaStep& step, const ForwardBatch& batch) {
+    const auto row = static_cast<size_t>(c_.num_experts_per_token) * sizeof(int32_t);
+    const size_t bytes = batch.token_ids.size() * row;
+    Check(cudaMemcpy2DAsync(batch.expert_ids.data(), bytes, ws_->expert_ids,
+                            static_cast<size_t>(step.batch.num_tokens) * row, bytes,
+                            static_cast<size_t>(c_.num_layers), cudaMemcpyDeviceToHost,
+                            static_cast<cudaStream_t>(step.stream->native_handle())));
   }
 
   void Run(const CudaStep& step) {

@@ -106,13 +106,14 @@ class CaseBench {
                 StepTimes& times) const {
     shape.distinct_experts = MeanExperts(experts);
     times.experts = shape.distinct_experts;
-    const auto costs = model::StepCosts(bench_.session().config, bench_.layout(), shape);
+    const ModelSession& session = bench_.session();
+    const auto costs = CostsOfRank(session, session.config, bench_.layout(), shape);
     for (const model::ProductCost& cost : costs) {
       times.bytes += (cost.weight_bytes + cost.kv_bytes) * steps;
       times.flops += cost.flops * steps;
     }
     const model::DeviceCeilings ceilings = model::H200Ceilings();
-    if (bench_.session().device().name().find(ceilings.name) == std::string::npos) return;
+    if (session.device().name().find(ceilings.name) == std::string::npos) return;
     times.floor_us += model::Price(costs, ceilings).floor_us() * steps;
   }
 
@@ -218,8 +219,9 @@ Status RunCases(const StepBenchOptions& options, bool merge_layer_kinds) {
   if (options.profile && !session.on_gpu()) {
     return InvalidArgument("operators are timed on a GPU only; this is " + session.device().name());
   }
-  fmt::print("{}, {} layers, on {}\n", options.model.model, session.config.num_layers,
-             session.device().name());
+  const size_t num_ranks = session.ranks.size();
+  fmt::print("{}, {} layers, on {}{}\n", options.model.model, session.config.num_layers,
+             num_ranks > 1 ? fmt::format("{} x ", num_ranks) : "", session.device().name());
   json::Value results = json::Value::Array();
   for (const Case& c : cases) {
     ASSIGN_OR_RETURN(const auto bench,
@@ -231,6 +233,7 @@ Status RunCases(const StepBenchOptions& options, bool merge_layer_kinds) {
   json::Value out = json::Value::Object();
   out.Set("model", json::Value::String(options.model.model));
   out.Set("num_hidden_layers", json::Value::Number(int64_t{session.config.num_layers}));
+  out.Set("num_devices", json::Value::Number(static_cast<int64_t>(num_ranks)));
   out.Set("device", json::Value::String(session.device().name()));
   out.Set("cases", std::move(results));
   return WriteJson(options.output_json, out);

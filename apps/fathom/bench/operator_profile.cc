@@ -100,7 +100,7 @@ void AddCosts(const StepBench& bench, model::StepShape shape, const ExpertCounts
   std::vector<model::ProductCost> costs;
   const auto [begin, end] = ProductsOfOperators().equal_range(op.name);
   for (model::ProductCost& cost :
-       model::StepCosts(OneLayer(config, op.layer), bench.layout(), shape)) {
+       CostsOfRank(bench.session(), OneLayer(config, op.layer), bench.layout(), shape)) {
     if (std::none_of(begin, end, [&](const auto& p) { return p.second == cost.name; })) continue;
     if (op.name == "boundary") {  // one of the layer's two
       cost.weight_bytes /= 2;

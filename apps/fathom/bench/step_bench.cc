@@ -20,6 +20,14 @@ int32_t MadeUpToken(int seq, int64_t position, int vocab_size) {
   return static_cast<int32_t>((x >> 33) % static_cast<uint64_t>(vocab_size));
 }
 
+// Ranks run a step alike: operator by operator where one of them is watched.
+struct Unwatched final : model::ChoiceRecorder {
+  bool wants_choices() const override { return false; }
+  bool wants_streams() const override { return false; }
+  void OnRouting(int, int, std::span<const int32_t>) override {}
+  void OnIndex(int, int, std::span<const int32_t>) override {}
+};
+
 }  // namespace
 
 double MeanExperts(const ExpertCounts& counts) {
@@ -27,45 +35,72 @@ double MeanExperts(const ExpertCounts& counts) {
   return std::accumulate(counts.begin(), counts.end(), 0.0) / static_cast<double>(counts.size());
 }
 
+std::vector<model::ProductCost> CostsOfRank(const ModelSession& session,
+                                            const config::ModelConfig& config,
+                                            const kv_cache::KvLayout& layout,
+                                            const model::StepShape& shape) {
+  auto share = model::MakeRankShare(session.config, session.parallel, session.ranks.front().place);
+  CHECK(share.ok());  // the session's model is split so
+  config::ModelConfig& own = share->shard.config;
+  own.num_layers = config.num_layers;
+  own.compress_ratios = config.compress_ratios;
+  own.draft = config.draft;
+  own.num_draft_blocks = config.num_draft_blocks;
+  return model::StepCosts(*share, layout, shape);
+}
+
 StepBench::StepBench(const ModelSession& session)
     : session_(session),
-      layout_(kv_cache::MakeKvLayout(session.config, session.numerics, session.index_dtype)) {}
+      layout_(kv_cache::MakeKvLayout(session.config, session.numerics, session.index_dtype)),
+      threads_(session.ranks.size()) {}
 
 Result<std::unique_ptr<StepBench>> StepBench::Make(const ModelSession& session, int num_seqs,
                                                    int64_t max_tokens) {
   std::unique_ptr<StepBench> bench(new StepBench(session));
-  RETURN_IF_ERROR(bench->AllocatePools(num_seqs, max_tokens));
+  bench->blocks_per_seq_ = max_tokens / kv_cache::kBlockTokens + 1;
+  bench->pages_.assign(static_cast<size_t>(num_seqs), std::vector<int64_t>(kPagesPerSeq, -1));
+  for (const SessionRank& rank : session.ranks) {
+    ASSIGN_OR_RETURN(Pools pools, bench->AllocatePools(*rank.device, num_seqs));
+    bench->pools_.push_back(std::move(pools));
+  }
   return bench;
 }
 
-Status StepBench::AllocatePools(int num_seqs, int64_t max_tokens) {
-  device::Device& device = session_.device();
-  blocks_per_seq_ = max_tokens / kv_cache::kBlockTokens + 1;
-  pages_.assign(static_cast<size_t>(num_seqs), std::vector<int64_t>(kPagesPerSeq, -1));
+Result<StepBench::Pools> StepBench::AllocatePools(device::Device& device, int num_seqs) const {
   const int64_t num_blocks = num_seqs * blocks_per_seq_, num_pages = num_seqs * kPagesPerSeq;
-  ASSIGN_OR_RETURN(blocks_, device.Allocate(num_blocks * layout_.block_bytes));
-  ASSIGN_OR_RETURN(window_pages_, device.Allocate(num_pages * layout_.window_page_bytes));
-  ASSIGN_OR_RETURN(state_slots_, device.Allocate(num_seqs * layout_.state.slot_bytes));
-  ASSIGN_OR_RETURN(logits_, device.Allocate(int64_t{session_.limits.max_num_seqs} *
-                                            session_.config.vocab_size * 4));
-  ASSIGN_OR_RETURN(stream_, device.MakeStream());
-  if (device.kind() == device::DeviceKind::kCpu) return OkStatus();
-  model::FillDummyKvCache(session_.config, layout_, session_.index_dtype, kv(), num_blocks,
-                          num_pages, *stream_);
-  return stream_->Synchronize();
+  Pools pools;
+  ASSIGN_OR_RETURN(pools.blocks, device.Allocate(num_blocks * layout_.block_bytes));
+  ASSIGN_OR_RETURN(pools.window_pages, device.Allocate(num_pages * layout_.window_page_bytes));
+  ASSIGN_OR_RETURN(pools.state_slots, device.Allocate(num_seqs * layout_.state.slot_bytes));
+  ASSIGN_OR_RETURN(pools.logits, device.Allocate(int64_t{session_.limits.max_num_seqs} *
+                                                 session_.config.vocab_size * 4));
+  ASSIGN_OR_RETURN(pools.stream, device.MakeStream());
+  if (device.kind() == device::DeviceKind::kCpu) return pools;
+  model::FillDummyKvCache(session_.config, layout_, session_.index_dtype, pools.kv(), num_blocks,
+                          num_pages, *pools.stream);
+  RETURN_IF_ERROR(pools.stream->Synchronize());
+  return pools;
 }
 
 // The one thing in a state slot that must fit to the position (kv_cache/kv_layout.h).
 Status StepBench::Rewind(int64_t context) {
   const auto position = static_cast<int32_t>(context);
-  for (size_t seq = 0; seq < pages_.size(); ++seq) {
-    std::byte* const slot =
-        state_slots_.data() + static_cast<int64_t>(seq) * layout_.state.slot_bytes;
-    for (const int64_t offset : layout_.snapshot.merged_ends) {
-      RETURN_IF_ERROR(stream_->Copy(slot + offset, &position, sizeof(position)));
+  for (const Pools& pools : pools_) {
+    for (size_t seq = 0; seq < pages_.size(); ++seq) {
+      std::byte* const slot =
+          pools.state_slots.data() + static_cast<int64_t>(seq) * layout_.state.slot_bytes;
+      for (const int64_t offset : layout_.snapshot.merged_ends) {
+        RETURN_IF_ERROR(pools.stream->Copy(slot + offset, &position, sizeof(position)));
+      }
     }
   }
-  return stream_->Synchronize();
+  return Synchronize();
+}
+
+Status StepBench::Synchronize() {
+  for (const Pools& pools : pools_) RETURN_IF_ERROR(pools.stream->Synchronize());
+  for (const SessionRank& rank : session_.ranks) RETURN_IF_ERROR(rank.model->Health());
+  return OkStatus();
 }
 
 // Tokens [begin, end) are run. Pages that the step reads keep their places.
@@ -116,9 +151,20 @@ void StepBench::Prepare(const model::StepShape& shape, int first_seq) {
   }
 }
 
+Status StepBench::ForwardOn(size_t rank, const model::ForwardBatch& batch,
+                            model::ChoiceRecorder* recorder) {
+  const Pools& pools = pools_[rank];
+  return session_.ranks[rank].model->Forward(
+      batch, pools.kv(), reinterpret_cast<float*>(pools.logits.data()), *pools.stream, recorder);
+}
+
 Status StepBench::Forward(model::ChoiceRecorder* recorder) {
-  return session_.model().Forward(batch_.View(), kv(), reinterpret_cast<float*>(logits_.data()),
-                                  *stream_, recorder);
+  const model::ForwardBatch batch = batch_.View();
+  return threads_.OnAll([&](size_t rank) {
+    Unwatched unwatched;
+    model::ChoiceRecorder* const own = recorder == nullptr || rank == 0 ? recorder : &unwatched;
+    return ForwardOn(rank, batch, own);
+  });
 }
 
 Result<ExpertCounts> StepBench::CountExperts(const model::StepShape& shape, int first_seq) {
@@ -128,10 +174,12 @@ Result<ExpertCounts> StepBench::CountExperts(const model::StepShape& shape, int 
                            static_cast<size_t>(shape.tokens_per_seq) *
                            static_cast<size_t>(session_.config.num_experts_per_token);
   std::vector<int32_t> ids(num_layers * per_layer);
-  model::ForwardBatch batch = batch_.View();
-  batch.expert_ids = ids;
-  RETURN_IF_ERROR(session_.model().Forward(batch, kv(), reinterpret_cast<float*>(logits_.data()),
-                                           *stream_, nullptr));
+  const model::ForwardBatch batch = batch_.View();
+  RETURN_IF_ERROR(threads_.OnAll([&](size_t rank) {
+    model::ForwardBatch own = batch;
+    if (rank == 0) own.expert_ids = ids;
+    return ForwardOn(rank, own, nullptr);
+  }));
   RETURN_IF_ERROR(Synchronize());
   ExpertCounts counts;
   for (size_t layer = 0; layer < num_layers; ++layer) {

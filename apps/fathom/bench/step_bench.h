@@ -1,12 +1,14 @@
 // StepBench: steps of a model, prefill chunks and decodes, on KV pools of its own that nobody
-// computed: made-up contents on a GPU, zeros on a CPU. Owned by a bench command; main thread. The
-// session outlives it.
+// computed: made-up contents on a GPU, zeros on a CPU. Every step runs on all ranks of the session,
+// tensor ranks of one process, each enqueued by a thread of its own; what is timed or counted is
+// the first's. Owned by a bench command; main thread. The session outlives it.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "apps/fathom/bench/rank_threads.h"
 #include "apps/fathom/model_session.h"
 #include "base/status.h"
 #include "device/device.h"
@@ -21,6 +23,12 @@ namespace fathom::app {
 using ExpertCounts = std::vector<int>;
 double MeanExperts(const ExpertCounts& counts);
 
+// The least that the first rank does: of the session's model, or of some of its layers.
+std::vector<model::ProductCost> CostsOfRank(const ModelSession& session,
+                                            const config::ModelConfig& config,
+                                            const kv_cache::KvLayout& layout,
+                                            const model::StepShape& shape);
+
 class StepBench {
  public:
   // Pools for `num_seqs` sequences of up to `max_tokens` tokens. kOutOfMemory.
@@ -34,27 +42,35 @@ class StepBench {
   void Prepare(const model::StepShape& shape, int first_seq = 0);
   // Enqueues the step that was prepared; again and again, if wanted.
   Status Forward(model::ChoiceRecorder* recorder = nullptr);
-  Status Synchronize() { return stream_->Synchronize(); }
+  Status Synchronize();
   // Prepare, Forward and Synchronize; what the layers chose.
   Result<ExpertCounts> CountExperts(const model::StepShape& shape, int first_seq = 0);
 
-  device::Stream& stream() { return *stream_; }
+  device::Stream& stream() { return *pools_.front().stream; }
   const kv_cache::KvLayout& layout() const { return layout_; }
   const ModelSession& session() const { return session_; }
 
  private:
+  // Of one rank.
+  struct Pools {
+    device::Buffer blocks, window_pages, state_slots, logits;
+    std::unique_ptr<device::Stream> stream;
+
+    model::KvCacheView kv() const {
+      return {blocks.data(), window_pages.data(), state_slots.data()};
+    }
+  };
+
   explicit StepBench(const ModelSession& session);
-  Status AllocatePools(int num_seqs, int64_t max_tokens);
+  Result<Pools> AllocatePools(device::Device& device, int num_seqs) const;
   request::BlockTable Table(int seq, int64_t begin, int64_t end);
-  model::KvCacheView kv() const {
-    return {blocks_.data(), window_pages_.data(), state_slots_.data()};
-  }
+  Status ForwardOn(size_t rank, const model::ForwardBatch& batch, model::ChoiceRecorder* recorder);
 
   const ModelSession& session_;
   const kv_cache::KvLayout layout_;
   int64_t blocks_per_seq_ = 0;
-  device::Buffer blocks_, window_pages_, state_slots_, logits_;
-  std::unique_ptr<device::Stream> stream_;
+  std::vector<Pools> pools_;  // of each rank
+  RankThreads threads_;
   // The window pages that each sequence holds: [seq][place] is the page's number, or -1.
   std::vector<std::vector<int64_t>> pages_;
   runtime::DeviceBatch batch_;

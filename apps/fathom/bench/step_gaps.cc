@@ -18,6 +18,7 @@ class StepGaps::MarkedModel final : public model::DeepSeekV4 {
     gaps_.timeline_->Mark(stream);
     return status;
   }
+  Status Health() override { return model_->Health(); }
 
  private:
   StepGaps& gaps_;
