@@ -1,53 +1,16 @@
 #include "engine/make_engine.h"
 
-#include <fmt/format.h>
 #include <sys/random.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "base/log.h"
 #include "engine/engine_loop.h"
-#include "engine/kv_plan.h"
-#include "kv_store/disk_store.h"
-#include "runtime/kv_cache.h"
-#include "runtime/local_executor.h"
+#include "engine/leading_executor.h"
+#include "engine/rank_runtime.h"
 
 namespace fathom::engine {
 namespace {
-
-// Logits of a step beyond one row a sequence, for prompt log-probabilities.
-constexpr int64_t kPromptLogitsBytes = int64_t{64} << 20;
-
-int MaxLogitsRows(const EngineOptions& options) {
-  const int64_t row_bytes = int64_t{options.vocab_size} * static_cast<int64_t>(sizeof(float));
-  const int64_t rows = options.limits.max_num_seqs + kPromptLogitsBytes / row_bytes;
-  return static_cast<int>(std::min<int64_t>(rows, options.limits.max_batched_tokens));
-}
-
-Status CheckLimits(const EngineOptions& options) {
-  const model::ModelLimits& limits = options.limits;
-  if (limits.max_num_seqs < 1 || limits.max_model_len < 2 || options.max_queue < 0) {
-    return InvalidArgument(
-        fmt::format("--max-num-seqs must be at least 1, --max-model-len at least 2 and --max-queue "
-                    "at least 0, got {}, {} and {}",
-                    limits.max_num_seqs, limits.max_model_len, options.max_queue));
-  }
-  if (limits.max_batched_tokens < limits.max_num_seqs) {
-    return InvalidArgument(fmt::format(
-        "--max-num-batched-tokens is {}: it must be at least --max-num-seqs, which is {}",
-        limits.max_batched_tokens, limits.max_num_seqs));
-  }
-  if (!(options.decode_floor >= 0 && options.decode_floor <= 0.95)) {
-    return InvalidArgument(
-        fmt::format("--decode-floor must be 0 to 0.95, got {}", options.decode_floor));
-  }
-  if (options.parallel.world_size() > 1 && !options.kv.disk_directory.empty()) {
-    return InvalidArgument(
-        "--kv-disk-dir keeps the KV cache of one device: leave it out, or use --kv-host-size");
-  }
-  return OkStatus();
-}
 
 // Without a disk the names of blocks mean nothing after this process: a key of its own.
 Result<kv_cache::HashKey> RandomKey() {
@@ -91,61 +54,14 @@ Result<std::unique_ptr<kv_store::DiskStore>> OpenDisk(const KvTierOptions& kv,
   return disk;
 }
 
-Result<runtime::KvCache> MakeKvCache(const EngineOptions& options, const KvPlan& plan,
-                                     const EngineRank& rank) {
-  runtime::HostPoolSizes host;
-  if (plan.host.num_blocks > 0) {
-    host = {
-        .num_blocks = plan.host.num_blocks,
-        .num_snapshots = plan.host.num_snapshots,
-        .snapshot_bytes = kv_cache::SnapshotBytesWithPages(rank.layout, options.sliding_window)};
-  }
-  ASSIGN_OR_RETURN(auto cache, runtime::KvCache::Make(rank.layout, plan.pools, *rank.device, host));
-  const std::string name =
-      options.parallel.world_size() == 1
-          ? ""
-          : fmt::format(" of rank {}", config::RankOf(options.parallel, rank.place));
-  LogInfo("KV cache{}: {} blocks of {} tokens, {}", name, plan.pools.num_blocks,
-          kv_cache::kBlockTokens, kv_cache::DescribePools(rank.layout, plan.pools));
-  if (cache.host_bytes() > 0) {
-    LogInfo("KV cache{} in host memory: {} MiB; on disk: {}", name, cache.host_bytes() >> 20,
-            options.kv.disk_directory.empty() ? "none" : options.kv.disk_directory);
-  }
-  return cache;
-}
-
-// How many steps may be under way: with several stages one, because the first one needs tokens that
-// the last one samples.
-int MaxInFlight(const EngineOptions& options, const std::vector<EngineRank>& ranks) {
-  if (options.parallel.pipeline_parallel_size > 1) return 1;
+// How many steps may be under way. One with several stages, because the first one needs tokens that
+// the last one samples, and with several nodes, whose plans hold all tokens.
+int MaxInFlight(const EngineOptions& options, const std::vector<EngineRank>& ranks, int num_nodes) {
+  if (options.parallel.pipeline_parallel_size > 1 || num_nodes > 1) return 1;
   const bool overlaps = options.async_scheduling.value_or(std::all_of(
       ranks.begin(), ranks.end(),
       [](const EngineRank& rank) { return rank.device->kind() != device::DeviceKind::kCpu; }));
   return overlaps ? runtime::ModelRunner::kMaxInFlight : 1;
-}
-
-Result<std::unique_ptr<runtime::LocalExecutor>> MakeLocalExecutor(
-    const EngineOptions& options, const KvPlan& plan, const std::vector<EngineRank>& ranks,
-    std::unique_ptr<kv_store::DiskStore> disk) {
-  const int max_in_flight = MaxInFlight(options, ranks);
-  std::vector<runtime::LocalExecutor::Rank> local;
-  for (const EngineRank& rank : ranks) {
-    ASSIGN_OR_RETURN(auto kv_cache, MakeKvCache(options, plan, rank));
-    ASSIGN_OR_RETURN(
-        auto runner,
-        runtime::ModelRunner::Make(
-            {.vocab_size = options.vocab_size,
-             .max_logits_rows = MaxLogitsRows(options),
-             .eos_token_ids = options.eos_token_ids,
-             .num_layers = options.num_layers,
-             .num_experts_per_token = options.num_experts_per_token,
-             .sampling = runtime::SamplingOf(options.parallel, rank.place, max_in_flight)},
-            *rank.model, std::move(kv_cache), *rank.device, std::move(disk)));
-    local.push_back(
-        {.place = rank.place, .runner = std::move(runner), .transport = rank.transport});
-  }
-  return std::make_unique<runtime::LocalExecutor>(options.parallel, std::move(local),
-                                                  max_in_flight);
 }
 
 scheduler::SchedulerOptions SchedulerOptionsOf(const EngineOptions& options, const KvPlan& plan,
@@ -161,21 +77,28 @@ scheduler::SchedulerOptions SchedulerOptionsOf(const EngineOptions& options, con
           .constraints_need_results = options.parallel.tensor_parallel_size > 1};
 }
 
-}  // namespace
-
-Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
-                                           const std::vector<EngineRank>& ranks,
-                                           MetricsRegistry& metrics, const Clock& clock) {
-  RETURN_IF_ERROR(CheckLimits(options));
-  CHECK_EQ(ranks.size(), static_cast<size_t>(options.parallel.world_size()));
-  std::vector<RankMemory> memory;
-  for (const EngineRank& rank : ranks) {
-    memory.push_back(MemoryOf(options, rank.layout, *rank.device, static_cast<int>(ranks.size())));
-  }
+Result<std::unique_ptr<Engine>> MakeOverNodes(const EngineOptions& options,
+                                              const std::vector<EngineRank>& ranks,
+                                              comm::NodeGroup* nodes, MetricsRegistry& metrics,
+                                              const Clock& clock) {
+  RETURN_IF_ERROR(CheckOptions(options));
+  const int num_nodes = nodes == nullptr ? 1 : static_cast<int>(nodes->nodes().size());
+  std::vector<RankMemory> memory = MemoryOf(options, ranks);
+  if (num_nodes > 1) RETURN_IF_ERROR(ReceiveMemory(*nodes, memory));
+  CHECK_EQ(memory.size(), static_cast<size_t>(options.parallel.world_size()));
   ASSIGN_OR_RETURN(const KvPlan plan, PlanKv(options, memory));
   ASSIGN_OR_RETURN(auto cache, CacheOptions(options, plan, ranks.front().layout));
   ASSIGN_OR_RETURN(auto disk, OpenDisk(options.kv, cache));
-  ASSIGN_OR_RETURN(auto executor, MakeLocalExecutor(options, plan, ranks, std::move(disk)));
+  if (num_nodes > 1) RETURN_IF_ERROR(nodes->control().Broadcast(EncodeKvPlan(plan)));
+  ASSIGN_OR_RETURN(auto local,
+                   MakeLocalExecutor(options, plan, ranks, MaxInFlight(options, ranks, num_nodes),
+                                     std::move(disk)));
+  std::unique_ptr<runtime::Executor> executor = std::move(local);
+  if (num_nodes > 1) {
+    RETURN_IF_ERROR(AwaitFollowers(*nodes));
+    executor = std::make_unique<LeadingExecutor>(StepLimitsOf(options, plan), options.parallel,
+                                                 std::move(executor), *nodes);
+  }
   const int num_data_ranks = options.parallel.data_parallel_size;
   const EngineLoopOptions loop_options{
       .model_name = options.model_name,
@@ -184,6 +107,17 @@ Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
       .reports_experts = options.parallel.pipeline_parallel_size == 1};
   return std::unique_ptr<Engine>(std::make_unique<EngineLoop>(
       loop_options, SchedulerOptionsOf(options, plan, cache), std::move(executor), metrics, clock));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
+                                           const std::vector<EngineRank>& ranks,
+                                           MetricsRegistry& metrics, const Clock& clock,
+                                           comm::NodeGroup* nodes) {
+  auto engine = MakeOverNodes(options, ranks, nodes, metrics, clock);
+  if (!engine.ok() && nodes != nullptr) nodes->control().Abort(engine.status());
+  return engine;
 }
 
 }  // namespace fathom::engine

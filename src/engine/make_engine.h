@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/metrics.h"
 #include "base/status.h"
+#include "comm/node_group.h"
 #include "comm/transport.h"
 #include "config/parallel_config.h"
 #include "device/device.h"
@@ -73,8 +74,12 @@ struct EngineRank {
 // one context of limits.max_model_len; says what would fit. kInvalidArgument: limits that
 // contradict each other, or the disk's cache with several ranks. Metrics and clock outlive the
 // engine.
+//
+// `nodes`: where the ranks are that are not this process'; null: there are none. It outlives the
+// engine, which runs on node 0 and waits until all others RunFollower. kPeer: they do not.
 Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
                                            const std::vector<EngineRank>& ranks,
-                                           MetricsRegistry& metrics, const Clock& clock);
+                                           MetricsRegistry& metrics, const Clock& clock,
+                                           comm::NodeGroup* nodes = nullptr);
 
 }  // namespace fathom::engine

@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "comm/memory_transport.h"
+#include "comm/node_group.h"
 #include "config/parallel_config.h"
 #include "engine/make_engine.h"
 #include "runtime/testing/fake_model.h"
@@ -53,25 +55,19 @@ class LockStepModel final : public model::DeepSeekV4 {
   runtime::FakeModel model_;
 };
 
-// All ranks of a layout, as threads of one process.
+// Ranks of a layout: all, as threads of one process, or those of a node.
 struct FakeRanks {
-  // `script` of each rank.
-  FakeRanks(const config::ParallelConfig& parallel, int vocab_size,
-            const std::function<runtime::FakeModel::Script(int rank)>& script,
-            std::vector<std::unique_ptr<comm::Transport>> their_transports = {})
-      : transports(std::move(their_transports)) {
-    if (transports.empty()) {
-      transports = comm::MakeMemoryTransports(parallel.world_size(), std::chrono::seconds(30));
-    }
-    for (auto& transport : transports) {
-      const int rank = transport->rank();
-      models.push_back(
-          std::make_unique<LockStepModel>(parallel, *transport, vocab_size, script(rank)));
-      ranks.push_back({.model = models.back().get(),
-                       .device = device.get(),
-                       .layout = runtime::FakeLayout(),
-                       .place = config::PlaceOf(parallel, rank),
-                       .transport = transport.get()});
+  using ScriptOf = std::function<runtime::FakeModel::Script(int rank)>;
+
+  FakeRanks(const config::ParallelConfig& parallel, int vocab_size, const ScriptOf& script)
+      : transports(comm::MakeMemoryTransports(parallel.world_size(), std::chrono::seconds(30))) {
+    for (auto& transport : transports) Add(parallel, vocab_size, script, *transport);
+  }
+  FakeRanks(const config::ParallelConfig& parallel, int vocab_size, const ScriptOf& script,
+            comm::NodeGroup& nodes) {
+    const comm::NodeInfo& self = nodes.nodes()[static_cast<size_t>(nodes.node_rank())];
+    for (int i = 0; i < self.num_ranks; ++i) {
+      Add(parallel, vocab_size, script, nodes.transport(i));
     }
   }
 
@@ -79,6 +75,19 @@ struct FakeRanks {
   std::vector<std::unique_ptr<comm::Transport>> transports;
   std::vector<std::unique_ptr<LockStepModel>> models;
   std::vector<EngineRank> ranks;
+
+ private:
+  void Add(const config::ParallelConfig& parallel, int vocab_size, const ScriptOf& script,
+           comm::Transport& transport) {
+    const int rank = transport.rank();
+    models.push_back(
+        std::make_unique<LockStepModel>(parallel, transport, vocab_size, script(rank)));
+    ranks.push_back({.model = models.back().get(),
+                     .device = device.get(),
+                     .layout = runtime::FakeLayout(),
+                     .place = config::PlaceOf(parallel, rank),
+                     .transport = &transport});
+  }
 };
 
 }  // namespace fathom::engine

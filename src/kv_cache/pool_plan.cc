@@ -89,7 +89,8 @@ int64_t MaxUsefulBytes(const KvLayout& layout, const PoolDemand& demand) {
 HostSlots PlanHostSlots(const KvLayout& layout, int sliding_window, int64_t bytes) {
   if (bytes <= 0) return {};
   const auto at_least_one = [](int64_t budget, int64_t each) {
-    return static_cast<int32_t>(std::max<int64_t>(1, budget / std::max<int64_t>(1, each)));
+    return static_cast<int32_t>(std::clamp<int64_t>(budget / std::max<int64_t>(1, each), 1,
+                                                    std::numeric_limits<int32_t>::max()));
   };
   return {.num_blocks = at_least_one(bytes - bytes / 5, layout.block_bytes),
           .num_snapshots = at_least_one(bytes / 5, SnapshotBytesWithPages(layout, sliding_window))};

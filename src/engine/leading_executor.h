@@ -1,0 +1,52 @@
+// LeadingExecutor: node 0's, over several nodes. Each step's plan goes to all of them; its own
+// ranks run it, the others' follow (follower.h), and what these sampled comes back. What a grammar
+// allows a sequence of another node is found here, where the grammar is, and goes with the plan.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm/node_group.h"
+#include "config/parallel_config.h"
+#include "engine/kv_plan.h"
+#include "engine/step_codec.h"
+#include "runtime/executor.h"
+#include "runtime/grammar_masks.h"
+
+namespace fathom::engine {
+
+// The data ranks whose results a node has.
+std::vector<size_t> ResultRanksOf(const config::ParallelConfig& parallel,
+                                  const comm::NodeInfo& node);
+
+// Before the first step: adds what the other nodes' ranks have, node by node; and waits until all
+// are ready to follow. kPeer.
+Status ReceiveMemory(comm::NodeGroup& nodes, std::vector<RankMemory>& memory);
+Status AwaitFollowers(comm::NodeGroup& nodes);
+
+class LeadingExecutor final : public runtime::Executor {
+ public:
+  // `local` runs one step at a time; `nodes` outlives the executor.
+  LeadingExecutor(const StepLimits& limits, const config::ParallelConfig& parallel,
+                  std::unique_ptr<runtime::Executor> local, comm::NodeGroup& nodes);
+
+  Status Start(std::span<const request::ScheduledBatch> batches) override;
+  Result<std::vector<request::StepResult>> Wait() override;
+  int max_in_flight() const override { return 1; }
+
+ private:
+  std::vector<std::vector<TokenMask>> FindMasks(std::span<const request::ScheduledBatch> batches);
+  Status ReceiveResults(std::span<request::StepResult> results);
+
+  const StepLimits limits_;
+  const std::unique_ptr<runtime::Executor> local_;
+  comm::ControlLink& control_;
+  std::vector<std::vector<size_t>> ranks_of_node_;  // whose results it has; none of node 0's
+  std::vector<bool> is_remote_;                     // by data rank
+  runtime::GrammarMasks masks_;
+  const std::vector<uint32_t> nothing_allowed_;
+  PlanEncoder encoder_;
+  std::span<const request::ScheduledBatch> batches_;  // of the step that runs
+};
+
+}  // namespace fathom::engine

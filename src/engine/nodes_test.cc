@@ -1,0 +1,234 @@
+// The engine on node 0 and followers on others: nodes are threads here, which meet over TCP on the
+// loopback interface; ranks are scripted models in lock-step.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <stdexcept>
+
+#include "comm/test_nodes.h"
+#include "engine/follower.h"
+#include "engine/testing.h"
+#include "engine/testing_ranks.h"
+#include "runtime/local_executor.h"
+
+namespace fathom::engine {
+namespace {
+
+using config::ParallelConfig;
+using request::FinishReason;
+using testing::HasSubstr;
+
+constexpr int kVocab = 96;
+constexpr int32_t kEos = 1;
+
+// Logits that depend on every token so far, with something to draw from.
+void HashOfAll(std::span<const int32_t> token_ids, int64_t, std::span<float> logits) {
+  uint64_t h = 1;
+  for (const int32_t id : token_ids) h = (h ^ static_cast<uint64_t>(id)) * 0x100000001b3u;
+  for (float& x : logits) {
+    h = h * 6364136223846793005u + 1442695040888963407u;
+    x = static_cast<float>(h >> 40) * 0x1p-22f;
+  }
+}
+
+struct Answer {
+  std::vector<int32_t> token_ids;
+  std::vector<float> logprobs, prompt_logprobs;
+  std::vector<uint16_t> routed_experts;
+  bool operator==(const Answer&) const = default;
+};
+
+// What all nodes are started with.
+EngineOptions Options(const ParallelConfig& parallel) {
+  return {.model_name = "fake",
+          .vocab_size = kVocab,
+          .eos_token_ids = {kEos},
+          .num_layers = runtime::kFakeLayers,
+          .num_experts_per_token = runtime::kFakeExpertsPerToken,
+          .limits = {.max_batched_tokens = 256, .max_num_seqs = 4, .max_model_len = 2048},
+          .parallel = parallel,
+          .kv = {.host_bytes = int64_t{1} << 20},
+          .max_queue = 64};
+}
+
+// Nodes with these numbers of ranks; node 0 serves, the others follow.
+class Nodes {
+ public:
+  Nodes(const EngineOptions& options, const std::vector<int>& ranks_per_node,
+        const FakeRanks::ScriptOf& script)
+      : world_(ranks_per_node), statuses_(ranks_per_node.size()) {
+    for (size_t node = 0; node < ranks_per_node.size(); ++node) {
+      fakes_.push_back(
+          std::make_unique<FakeRanks>(options.parallel, kVocab, script, world_.node(node)));
+    }
+    for (size_t node = 1; node < ranks_per_node.size(); ++node) {
+      followers_.emplace_back([this, options, node] {
+        statuses_[node] = RunFollower(options, fakes_[node]->ranks, world_.node(node));
+      });
+    }
+    auto engine = MakeEngine(options, fakes_[0]->ranks, metrics_, clock_, &world_.node(0));
+    statuses_[0] = engine.status();
+    if (engine.ok()) engine_ = std::move(*engine);
+  }
+  ~Nodes() { End(); }
+
+  // In order: what each node ended with.
+  const std::vector<Status>& End() {
+    engine_ = nullptr;
+    world_.node(0).control().Close();
+    for (std::thread& follower : followers_) follower.join();
+    followers_.clear();
+    return statuses_;
+  }
+
+  Engine& engine() { return *engine_; }
+  const Status& status() const { return statuses_[0]; }
+  const std::vector<std::unique_ptr<FakeRanks>>& fakes() const { return fakes_; }
+
+  request::Request MakeRequest(std::vector<int32_t> prompt, int max_tokens) {
+    request::Request request;
+    request.id = engine_->NextRequestId();
+    request.prompt_token_ids = std::move(prompt);
+    request.sampling.temperature = 0.7;
+    request.sampling.seed = request.prompt_token_ids.size();
+    request.sampling.max_tokens = max_tokens;
+    request.sampling.ignore_eos = true;
+    request.arrival = clock_.Now();
+    return request;
+  }
+
+ private:
+  const SystemClock clock_;
+  MetricsRegistry metrics_;
+  comm::TestWorld world_;
+  std::vector<Status> statuses_;
+  std::vector<std::unique_ptr<FakeRanks>> fakes_;
+  std::vector<std::thread> followers_;
+  std::unique_ptr<Engine> engine_;
+};
+
+// Everything that a result can hold, of prompts of many lengths, twice: the second time from the
+// prefix cache.
+std::vector<Answer> Ask(Nodes& nodes, bool with_experts) {
+  std::vector<Answer> answers;
+  for (int round = 0; round < 2; ++round) {
+    std::vector<std::shared_ptr<CollectingSink>> sinks;
+    for (size_t i = 0; i < 12; ++i) {
+      request::Request request =
+          nodes.MakeRequest(std::vector<int32_t>(1 + i * 57, 17), i % 4 == 2 ? 1 : 25);
+      if (i % 3 == 0) request.constraint = std::make_shared<CountsModuloThree>();
+      if (i % 4 == 1) request.sampling.frequency_penalty = 1.5;
+      if (i % 4 == 2) request.sampling.num_prompt_logprobs = 1;
+      if (i % 5 == 2) request.sampling.num_logprobs = 2;
+      if (i % 6 == 5) request.sampling.bad_words = {{17, 5}, {3}};
+      if (with_experts && i % 4 == 3) request.routed_experts_start = 0;
+      sinks.push_back(std::make_shared<CollectingSink>());
+      const Status status = nodes.engine().Submit(std::move(request), sinks.back());
+      EXPECT_TRUE(status.ok()) << status.message();
+    }
+    for (const auto& sink : sinks) {
+      const request::TokenEvent last = sink->Wait();
+      EXPECT_EQ(last.finish_reason, FinishReason::kLength) << last.error.message();
+      Answer& answer = answers.emplace_back();
+      answer.token_ids = sink->token_ids();
+      for (const auto& token : sink->logprobs()) answer.logprobs.push_back(token.chosen.logprob);
+      for (const auto& token : last.prompt_logprobs) {
+        answer.prompt_logprobs.push_back(token.chosen.logprob);
+      }
+      answer.routed_experts = sink->routed_experts();
+    }
+  }
+  return answers;
+}
+
+struct Layout {
+  ParallelConfig parallel;
+  std::vector<int> ranks_per_node;
+};
+
+TEST(Nodes, EveryLayoutGivesTheAnswersOfOneNode) {
+  for (const bool with_experts : {true, false}) {
+    Nodes alone(Options({}), {1}, [](int) { return HashOfAll; });
+    const auto expected = Ask(alone, with_experts);
+    std::vector<Layout> layouts = {
+        {{.tensor_parallel_size = 2}, {1, 1}},
+        {{.data_parallel_size = 2}, {1, 1}},
+        {{.data_parallel_size = 3}, {1, 2}},
+        {{.tensor_parallel_size = 2, .data_parallel_size = 2}, {1, 2, 1}}};
+    if (!with_experts) {
+      layouts = {{{.pipeline_parallel_size = 2}, {1, 1}},
+                 {{.tensor_parallel_size = 2, .data_parallel_size = 2, .pipeline_parallel_size = 2},
+                  {4, 4}}};
+    }
+    for (const Layout& layout : layouts) {
+      const ParallelConfig& p = layout.parallel;
+      SCOPED_TRACE(testing::Message()
+                   << "tensor " << p.tensor_parallel_size << " data " << p.data_parallel_size
+                   << " pipeline " << p.pipeline_parallel_size);
+      Nodes nodes(Options(p), layout.ranks_per_node, [&](int rank) -> runtime::FakeModel::Script {
+        const auto place = config::PlaceOf(p, rank);
+        const auto tells = runtime::ResultPlace(p, place.data);
+        if (config::RankOf(p, tells) == rank) return HashOfAll;
+        return [](auto, auto, std::span<float> logits) {
+          std::fill(logits.begin(), logits.end(), NAN);
+        };
+      });
+      ASSERT_TRUE(nodes.status().ok()) << nodes.status().message();
+      EXPECT_EQ(Ask(nodes, with_experts), expected);
+      for (const Status& status : nodes.End()) EXPECT_TRUE(status.ok()) << status.message();
+      for (const auto& fakes : nodes.fakes()) {
+        EXPECT_EQ(fakes->models[0]->num_steps(), nodes.fakes()[0]->models[0]->num_steps());
+      }
+    }
+  }
+}
+
+TEST(Nodes, AFailureOnANodeEndsAllAndEveryRequestIsTold) {
+  for (const int failing_rank : {0, 1}) {
+    SCOPED_TRACE(failing_rank);
+    std::atomic<int> num_calls = 0;
+    Nodes nodes(Options({.data_parallel_size = 2}), {1, 1},
+                [&](int rank) -> runtime::FakeModel::Script {
+                  if (rank != failing_rank) return HashOfAll;
+                  return [&](auto tokens, auto num_prompt, auto logits) {
+                    if (++num_calls == 20) throw std::runtime_error("layer 3 fell over");
+                    HashOfAll(tokens, num_prompt, logits);
+                  };
+                });
+    ASSERT_TRUE(nodes.status().ok()) << nodes.status().message();
+    std::vector<std::shared_ptr<CollectingSink>> sinks;
+    for (int i = 0; i < 6; ++i) {
+      sinks.push_back(std::make_shared<CollectingSink>());
+      ASSERT_TRUE(nodes.engine().Submit(nodes.MakeRequest({20 + i}, 1000), sinks.back()).ok());
+    }
+    const TimePoint begin = SystemClock().Now();
+    for (const auto& sink : sinks) {
+      const request::TokenEvent last = sink->Wait();
+      EXPECT_EQ(last.finish_reason, FinishReason::kError);
+      EXPECT_THAT(last.error.message(), HasSubstr("layer 3 fell over"));
+    }
+    EXPECT_FALSE(nodes.engine().Stats().healthy);
+    const auto statuses = nodes.End();
+    EXPECT_LT(Seconds(SystemClock().Now() - begin), 10);
+    EXPECT_THAT(statuses[1].message(), HasSubstr("layer 3 fell over"));
+    EXPECT_EQ(statuses[1].code(), failing_rank == 1 ? StatusCode::kInternal : StatusCode::kPeer);
+  }
+}
+
+TEST(Nodes, TheKvCacheIsWhatEveryNodeHoldsAndTooLittleAnywhereIsRefusedEverywhere) {
+  EngineOptions options = Options({.data_parallel_size = 2});
+  options.kv.prefix_caching = false;
+  const kv_cache::KvLayout layout = runtime::FakeLayout();
+  options.kv_cache_bytes = 4 * layout.block_bytes;
+  Nodes nodes(options, {1, 1}, [](int) { return HashOfAll; });
+  EXPECT_EQ(nodes.status().code(), StatusCode::kOutOfMemory);
+  EXPECT_THAT(nodes.status().message(), HasSubstr("--max-model-len"));
+  const auto statuses = nodes.End();
+  EXPECT_EQ(statuses[1].code(), StatusCode::kPeer);
+  EXPECT_THAT(statuses[1].message(), HasSubstr("--max-model-len"));
+}
+
+}  // namespace
+}  // namespace fathom::engine
