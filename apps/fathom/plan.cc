@@ -166,6 +166,10 @@ Result<PlanReport> MakeReport(const PlanOptions& options) {
   ASSIGN_OR_RETURN(const Planner planner, Planner::Make(options, report.config, report.device));
   if (options.num_gpus > 0 && !HasLayout(options)) {
     report.layouts = planner.PlanAll(options.num_gpus);
+    if (report.layouts.empty()) {
+      return InvalidArgument(fmt::format("--gpus {}: {} cannot be split so far; use fewer",
+                                         options.num_gpus, options.model));
+    }
     SortForOneStream(&report.layouts);
   } else {
     ASSIGN_OR_RETURN(PlannedLayout layout, planner.Plan(options.parallel));

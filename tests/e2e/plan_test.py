@@ -108,6 +108,7 @@ def test_the_roofline_of_a_layout_counts_what_ranks_exchange():
 @pytest.mark.parametrize("args,expected", [
     (["flash", "--gpu", "tpu"], "h200"),
     (["flash", "--gpus", "0"], "1 to 64"),
+    (["tiny", "--gpus", "64"], "use fewer"),
     (["flash", "--gpus", "4", "--tensor-parallel-size", "2"], "does not go with"),
     (["flash", "--max-model-len", "long"], "--max-model-len"),
     (["flash", "--max-model-len", "4M"], "1048576"),
