@@ -5,9 +5,12 @@
 
 #include <atomic>
 #include <cmath>
+#include <numeric>
 #include <stdexcept>
+#include <thread>
 
-#include "comm/test_nodes.h"
+#include "comm/node_group.h"
+#include "comm/socket.h"
 #include "engine/follower.h"
 #include "engine/testing.h"
 #include "engine/testing_ranks.h"
@@ -53,31 +56,61 @@ EngineOptions Options(const ParallelConfig& parallel) {
           .max_queue = 64};
 }
 
+// Calls body(i) for each i below `count`, on threads of their own.
+void OnThreads(size_t count, const std::function<void(size_t)>& body) {
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < count; ++i) threads.emplace_back([&body, i] { body(i); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+std::vector<std::unique_ptr<comm::NodeGroup>> JoinAll(const std::vector<int>& ranks_per_node) {
+  comm::JoinOptions options;
+  options.num_nodes = static_cast<int>(ranks_per_node.size());
+  options.world_size = std::accumulate(ranks_per_node.begin(), ranks_per_node.end(), 0);
+  options.master_addr = "127.0.0.1";
+  options.master_port = comm::Listen("127.0.0.1", 0).value().LocalPort();
+  options.secret = "only for tests";
+  std::vector<std::unique_ptr<comm::NodeGroup>> nodes(ranks_per_node.size());
+  OnThreads(nodes.size(), [&](size_t i) {
+    comm::JoinOptions own = options;
+    own.node_rank = static_cast<int>(i);
+    own.num_local_ranks = ranks_per_node[i];
+    auto joined = comm::NodeGroup::Join(own);
+    ASSERT_TRUE(joined.ok()) << joined.status().message();
+    nodes[i] = std::move(*joined);
+  });
+  return nodes;
+}
+
 // Nodes with these numbers of ranks; node 0 serves, the others follow.
 class Nodes {
  public:
   Nodes(const EngineOptions& options, const std::vector<int>& ranks_per_node,
         const FakeRanks::ScriptOf& script)
-      : world_(ranks_per_node), statuses_(ranks_per_node.size()) {
+      : nodes_(JoinAll(ranks_per_node)), statuses_(ranks_per_node.size()) {
     for (size_t node = 0; node < ranks_per_node.size(); ++node) {
       fakes_.push_back(
-          std::make_unique<FakeRanks>(options.parallel, kVocab, script, world_.node(node)));
+          std::make_unique<FakeRanks>(options.parallel, kVocab, script, *nodes_[node]));
     }
     for (size_t node = 1; node < ranks_per_node.size(); ++node) {
       followers_.emplace_back([this, options, node] {
-        statuses_[node] = RunFollower(options, fakes_[node]->ranks, world_.node(node));
+        statuses_[node] = RunFollower(options, fakes_[node]->ranks, *nodes_[node]);
       });
     }
-    auto engine = MakeEngine(options, fakes_[0]->ranks, metrics_, clock_, &world_.node(0));
+    auto engine = MakeEngine(options, fakes_[0]->ranks, metrics_, clock_, nodes_[0].get());
     statuses_[0] = engine.status();
     if (engine.ok()) engine_ = std::move(*engine);
   }
-  ~Nodes() { End(); }
+  ~Nodes() {
+    End();
+    // At the same time, as processes do.
+    OnThreads(nodes_.size(), [this](size_t i) { nodes_[i] = nullptr; });
+  }
 
   // In order: what each node ended with.
   const std::vector<Status>& End() {
     engine_ = nullptr;
-    world_.node(0).control().Close();
+    nodes_[0]->control().Close();
     for (std::thread& follower : followers_) follower.join();
     followers_.clear();
     return statuses_;
@@ -102,7 +135,7 @@ class Nodes {
  private:
   const SystemClock clock_;
   MetricsRegistry metrics_;
-  comm::TestWorld world_;
+  std::vector<std::unique_ptr<comm::NodeGroup>> nodes_;
   std::vector<Status> statuses_;
   std::vector<std::unique_ptr<FakeRanks>> fakes_;
   std::vector<std::thread> followers_;
