@@ -12,8 +12,8 @@
 namespace fathom::app {
 namespace {
 
-// A node that hangs is noticed by its heartbeat. A rank of one that lives may compute for long while
-// another, with fewer tokens, waits for it.
+// A node that hangs is noticed by its heartbeat. A rank of one that lives may compute for long
+// while another, with fewer tokens, waits for it.
 constexpr auto kExchangeTimeout = std::chrono::minutes(5);
 
 constexpr const char* kSecretVariable = "FATHOM_CLUSTER_SECRET";

@@ -201,8 +201,9 @@ Result<Socket> ReachNode0(const JoinOptions& options, TimePoint deadline) {
     auto socket = Enter(options.master_addr, options.master_port, options.secret, kPurpose,
                         identity, std::min(deadline, Now() + kPatience));
     if (socket.ok()) return socket;
-    const std::string& why = socket.status().message();
-    if (socket.status().code() != StatusCode::kUnavailable) {
+    const Status failure = socket.status();
+    const std::string& why = failure.message();
+    if (failure.code() != StatusCode::kUnavailable) {
       return PeerError(fmt::format("node {} cannot join: {}", options.node_rank, why));
     }
     if (Now() + kRetryInterval >= deadline) {
