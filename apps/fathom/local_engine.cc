@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "apps/fathom/model_fingerprint.h"
+#include "engine/follower.h"
 #include "engine/make_engine.h"
 #include "kv_cache/kv_layout.h"
 
@@ -33,6 +34,40 @@ class WaitingSink final : public request::TokenSink {
   std::deque<request::TokenEvent> events_;  // guarded by mutex_
 };
 
+engine::EngineOptions EngineOptionsOf(const ModelSession& s, const ModelOptions& options) {
+  engine::EngineOptions engine_options;
+  engine_options.vocab_size = s.config.vocab_size;
+  engine_options.sliding_window = s.config.sliding_window;
+  engine_options.eos_token_ids = {s.config.eos_token_id};
+  engine_options.num_layers = s.config.num_layers;
+  engine_options.num_experts_per_token = s.config.num_experts_per_token;
+  engine_options.limits = s.limits;
+  engine_options.kv_cache_bytes = options.kv_cache_bytes;
+  if (s.on_gpu()) {
+    engine_options.kv_memory_share = options.gpu_memory_utilization;
+    engine_options.auto_model_len = options.max_model_len == 0;
+  }
+  engine_options.kv = options.kv;
+  engine_options.kv.turn_token_id = s.special_tokens.user;
+  engine_options.kv.model_fingerprint = ModelFingerprint(options, s);
+  engine_options.decode_floor = options.decode_floor;
+  engine_options.async_scheduling = options.async_scheduling;
+  engine_options.parallel = options.parallel;
+  return engine_options;
+}
+
+std::vector<engine::EngineRank> EngineRanksOf(const ModelSession& s) {
+  std::vector<engine::EngineRank> ranks;
+  for (const SessionRank& rank : s.ranks) {
+    ranks.push_back({.model = rank.model.get(),
+                     .device = rank.device.get(),
+                     .layout = kv_cache::MakeKvLayout(rank.config, s.numerics, s.index_dtype),
+                     .place = rank.place,
+                     .transport = rank.transport});
+  }
+  return ranks;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<LocalEngine>> LocalEngine::Start(const ModelOptions& options,
@@ -46,39 +81,23 @@ Result<std::unique_ptr<LocalEngine>> LocalEngine::Start(ModelSession session,
                                                         const ModelOptions& options,
                                                         const std::string& model_name,
                                                         int max_queue) {
+  if (session.is_follower()) {
+    return InvalidArgument("only fathom serve runs on a node other than 0: start it there");
+  }
   auto local = std::unique_ptr<LocalEngine>(new LocalEngine(std::move(session)));
   const ModelSession& s = local->session_;
-  engine::EngineOptions engine_options;
+  engine::EngineOptions engine_options = EngineOptionsOf(s, options);
   engine_options.model_name = model_name;
-  engine_options.vocab_size = s.config.vocab_size;
-  engine_options.sliding_window = s.config.sliding_window;
-  engine_options.eos_token_ids = {s.config.eos_token_id};
-  engine_options.num_layers = s.config.num_layers;
-  engine_options.num_experts_per_token = s.config.num_experts_per_token;
-  engine_options.limits = s.limits;
-  engine_options.kv_cache_bytes = options.kv_cache_bytes;
   engine_options.max_queue = max_queue;
-  if (s.on_gpu()) {
-    engine_options.kv_memory_share = options.gpu_memory_utilization;
-    engine_options.auto_model_len = options.max_model_len == 0;
-  }
-  engine_options.kv = options.kv;
-  engine_options.kv.turn_token_id = s.special_tokens.user;
-  engine_options.kv.model_fingerprint = ModelFingerprint(options, s);
-  engine_options.decode_floor = options.decode_floor;
-  engine_options.async_scheduling = options.async_scheduling;
-  engine_options.parallel = options.parallel;
-  std::vector<engine::EngineRank> ranks;
-  for (const SessionRank& rank : s.ranks) {
-    ranks.push_back({.model = rank.model.get(),
-                     .device = rank.device.get(),
-                     .layout = kv_cache::MakeKvLayout(rank.config, s.numerics, s.index_dtype),
-                     .place = rank.place,
-                     .transport = rank.transport});
-  }
   ASSIGN_OR_RETURN(local->engine_,
-                   engine::MakeEngine(engine_options, ranks, local->metrics_, local->clock_));
+                   engine::MakeEngine(engine_options, EngineRanksOf(s), local->metrics_,
+                                      local->clock_, s.nodes.get()));
   return local;
+}
+
+Status LocalEngine::Follow(const ModelSession& session, const ModelOptions& options) {
+  return engine::RunFollower(EngineOptionsOf(session, options), EngineRanksOf(session),
+                             *session.nodes);
 }
 
 Result<request::FinishReason> LocalEngine::Generate(std::vector<int32_t> prompt,

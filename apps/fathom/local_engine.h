@@ -25,6 +25,10 @@ class LocalEngine {
                                                     const ModelOptions& options,
                                                     const std::string& model_name, int max_queue);
 
+  // What a session of another node than 0 does: runs the steps of node 0's engine, until that ends
+  // or this node leaves (session.nodes->control().Close()).
+  static Status Follow(const ModelSession& session, const ModelOptions& options);
+
   // What a generation brings: called for each token as it comes; return false to stop.
   using OnToken = std::function<bool(int32_t token_id)>;
   // Runs one request to its end. The end token that stopped it is not shown.

@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <future>
 #include <thread>
+#include <utility>
 
 #include "api/server.h"
 #include "apps/fathom/commands.h"
@@ -82,6 +85,24 @@ Status WaitForSignal(const sigset_t& signals, const engine::Engine& engine) {
   }
 }
 
+// Runs node 0's steps until that ends, or a signal comes: then this node leaves, and a second
+// signal ends the process at once.
+Status FollowUntilSignal(const ModelSession& session, const ModelOptions& options,
+                         const sigset_t& signals) {
+  constexpr timespec kInterval{.tv_sec = 0, .tv_nsec = 100'000'000};
+  LogInfo("node {} follows node 0, which serves", session.nodes->node_rank());
+  auto followed =
+      std::async(std::launch::async, [&] { return LocalEngine::Follow(session, options); });
+  for (bool leaves = false;
+       followed.wait_for(std::chrono::seconds(0)) != std::future_status::ready;) {
+    const int signal = sigtimedwait(&signals, nullptr, &kInterval);
+    if (signal <= 0) continue;
+    if (std::exchange(leaves, true)) std::_Exit(128 + signal);
+    session.nodes->control().Close();
+  }
+  return followed.get();
+}
+
 // What failed cannot be recovered. The requests have their errors; probes may see it for a moment.
 void StopAfterFailure(api::ApiServer& server) {
   constexpr auto kProbeTime = std::chrono::seconds(2);
@@ -153,8 +174,10 @@ Status ServeUntilSignal(const ServeOptions& options, const ModelSession& session
 Status RunServe(const ServeOptions& options) {
   SetLogLevel(ParseLogLevel(options.log_level));
   const sigset_t signals = BlockStopSignals();
-  ASSIGN_OR_RETURN(const auto local,
-                   LocalEngine::Start(options.model, ModelName(options), options.max_queue));
+  ASSIGN_OR_RETURN(ModelSession session, OpenModel(options.model, SessionText::kTokenizer));
+  if (session.is_follower()) return FollowUntilSignal(session, options.model, signals);
+  ASSIGN_OR_RETURN(const auto local, LocalEngine::Start(std::move(session), options.model,
+                                                        ModelName(options), options.max_queue));
   return ServeUntilSignal(options, local->session(), local->engine(), local->metrics(), signals);
 }
 

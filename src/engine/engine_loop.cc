@@ -33,8 +33,8 @@ EngineLoop::EngineLoop(const EngineLoopOptions& options,
                        const Clock& clock)
     : options_(options),
       clock_(clock),
-      // A live request is submitted once and ended at most once; and one reset.
-      commands_(static_cast<size_t>(options.max_live_requests) * 2 + 1),
+      // A live request is submitted once and ended at most once; and one reset, and one failure.
+      commands_(static_cast<size_t>(options.max_live_requests) * 2 + 2),
       ranks_(scheduler_options, options.num_data_ranks),
       executor_(std::move(executor)) {
   for (int rank = 0; rank < options.num_data_ranks; ++rank) {
@@ -42,6 +42,7 @@ EngineLoop::EngineLoop(const EngineLoopOptions& options,
     if (options.num_data_ranks > 1) labels.emplace_back("engine", std::to_string(rank));
     metrics_.emplace_back(metrics, labels, scheduler_options.max_model_len);
   }
+  executor_->Watch([this](const Status& status) { (void)commands_.TryPush(Failure{status}); });
   thread_ = std::thread([this] { RunThread(); });
 }
 
@@ -125,6 +126,7 @@ void EngineLoop::RunThread() {
 Status EngineLoop::RunSteps() {
   while (!stopping_) {
     TakeCommands();
+    RETURN_IF_ERROR(failure_);
     EndExpired();
     RETURN_IF_ERROR(RunStep());
   }
@@ -193,6 +195,10 @@ void EngineLoop::Handle(Command command) {
     ranks_.ClearCache();
     std::lock_guard lock(mutex_);
     cache_reset_ = false;
+    return;
+  }
+  if (auto* failure = std::get_if<Failure>(&command)) {
+    failure_ = std::move(failure->status);
     return;
   }
   auto& submission = std::get<Submission>(command);

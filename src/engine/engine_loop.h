@@ -62,7 +62,10 @@ class EngineLoop final : public Engine {
     request::FinishReason reason;
   };
   struct CacheReset {};
-  using Command = std::variant<Submission, Ending, CacheReset>;
+  struct Failure {  // of a rank, when no step runs
+    Status status;
+  };
+  using Command = std::variant<Submission, Ending, CacheReset, Failure>;
   struct StepInFlight {
     DataRanks::Step plan;
     TimePoint begin;
@@ -115,6 +118,7 @@ class EngineLoop final : public Engine {
   std::vector<EngineMetrics> metrics_;  // by data rank
   ThroughputLog throughput_log_;
   std::unordered_map<request::RequestId, Active> active_;
+  Status failure_;                                  // that ends the loop
   std::deque<StepInFlight> in_flight_;              // that the executor has, oldest first
   std::vector<scheduler::SequenceOutput> outputs_;  // not delivered yet
   TimePoint output_time_;                           // of outputs_

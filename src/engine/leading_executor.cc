@@ -16,17 +16,22 @@ namespace {
 constexpr int kNumMaskThreads = 4;
 
 // The next message of each node that `expects`, in the order in which they come.
-template <typename Take>
-Status ReceiveFrom(comm::ControlLink& control, std::vector<bool> expects, const Take& take) {
+template <typename Next, typename Take>
+Status ReceiveFrom(std::vector<bool> expects, const Next& next, const Take& take) {
   while (std::find(expects.begin(), expects.end(), true) != expects.end()) {
-    ASSIGN_OR_RETURN(const auto message, control.Receive());
-    if (!message) return PeerError("the nodes have ended: nothing can be run any more");
-    const auto node = static_cast<size_t>(message->node_rank);
+    ASSIGN_OR_RETURN(const comm::ControlMessage message, next());
+    const auto node = static_cast<size_t>(message.node_rank);
     if (!expects[node]) return PeerError(fmt::format("node {} sends what nobody asked for", node));
     expects[node] = false;
-    RETURN_IF_ERROR(take(node, message->bytes));
+    RETURN_IF_ERROR(take(node, message.bytes));
   }
   return OkStatus();
+}
+
+Result<comm::ControlMessage> ReceiveOne(comm::ControlLink& control) {
+  ASSIGN_OR_RETURN(auto message, control.Receive());
+  if (!message) return PeerError("the nodes have ended: nothing can be run any more");
+  return *std::move(message);
 }
 
 std::vector<bool> AllButFirst(size_t count) {
@@ -53,7 +58,8 @@ Status ReceiveMemory(comm::NodeGroup& nodes, std::vector<RankMemory>& memory) {
   const size_t num_nodes = nodes.nodes().size();
   std::vector<std::vector<RankMemory>> of_node(num_nodes);
   RETURN_IF_ERROR(ReceiveFrom(
-      nodes.control(), AllButFirst(num_nodes), [&](size_t node, std::string_view bytes) -> Status {
+      AllButFirst(num_nodes), [&] { return ReceiveOne(nodes.control()); },
+      [&](size_t node, std::string_view bytes) -> Status {
         ASSIGN_OR_RETURN(of_node[node], DecodeMemory(bytes, nodes.nodes()[node].num_ranks));
         return OkStatus();
       }));
@@ -62,8 +68,9 @@ Status ReceiveMemory(comm::NodeGroup& nodes, std::vector<RankMemory>& memory) {
 }
 
 Status AwaitFollowers(comm::NodeGroup& nodes) {
-  return ReceiveFrom(nodes.control(), AllButFirst(nodes.nodes().size()),
-                     [](size_t, std::string_view) { return OkStatus(); });
+  return ReceiveFrom(
+      AllButFirst(nodes.nodes().size()), [&] { return ReceiveOne(nodes.control()); },
+      [](size_t, std::string_view) { return OkStatus(); });
 }
 
 LeadingExecutor::LeadingExecutor(const StepLimits& limits, const config::ParallelConfig& parallel,
@@ -73,12 +80,32 @@ LeadingExecutor::LeadingExecutor(const StepLimits& limits, const config::Paralle
       control_(nodes.control()),
       is_remote_(static_cast<size_t>(parallel.data_parallel_size), false),
       masks_(limits.vocab_size, kNumMaskThreads),
-      nothing_allowed_((static_cast<size_t>(limits.vocab_size) + 31) / 32, 0) {
+      nothing_allowed_((static_cast<size_t>(limits.vocab_size) + 31) / 32, 0),
+      messages_(nodes.nodes().size()) {
   CHECK_EQ(local_->max_in_flight(), 1);
   ranks_of_node_.emplace_back();
   for (size_t node = 1; node < nodes.nodes().size(); ++node) {
     ranks_of_node_.push_back(ResultRanksOf(parallel, nodes.nodes()[node]));
     for (const size_t d : ranks_of_node_.back()) is_remote_[d] = true;
+  }
+}
+
+LeadingExecutor::~LeadingExecutor() {
+  control_.Close();
+  if (receiver_.joinable()) receiver_.join();
+}
+
+void LeadingExecutor::Watch(std::function<void(const Status&)> tell) {
+  receiver_ = std::thread([this, tell = std::move(tell)] { RunReceiver(tell); });
+}
+
+void LeadingExecutor::RunReceiver(const std::function<void(const Status&)>& tell) {
+  while (true) {
+    auto message = ReceiveOne(control_);
+    if (message.ok() && messages_.TryPush(*std::move(message))) continue;
+    end_ = message.ok() ? PeerError("a node sends more than was asked for") : message.status();
+    messages_.Close();
+    return tell(end_);
   }
 }
 
@@ -123,7 +150,12 @@ Result<std::vector<request::StepResult>> LeadingExecutor::Wait() {
 Status LeadingExecutor::ReceiveResults(std::span<request::StepResult> results) {
   std::vector<bool> expects;
   for (const auto& ranks : ranks_of_node_) expects.push_back(!ranks.empty());
-  return ReceiveFrom(control_, std::move(expects), [&](size_t node, std::string_view bytes) {
+  const auto next = [this]() -> Result<comm::ControlMessage> {
+    auto message = messages_.Pop();
+    if (!message) return end_;
+    return *std::move(message);
+  };
+  return ReceiveFrom(std::move(expects), next, [&](size_t node, std::string_view bytes) {
     return DecodeResults(bytes, limits_, ranks_of_node_[node], batches_, results);
   });
 }

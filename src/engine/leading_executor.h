@@ -1,11 +1,16 @@
 // LeadingExecutor: node 0's, over several nodes. Each step's plan goes to all of them; its own
 // ranks run it, the others' follow (follower.h), and what these sampled comes back. What a grammar
-// allows a sequence of another node is found here, where the grammar is, and goes with the plan.
+// allows a sequence of another node is found here, where the grammar is, and goes with the plan. A
+// thread of its own receives, so that a node that goes is noticed between steps, too. Its end is
+// the orderly end of the other nodes.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <thread>
 #include <vector>
 
+#include "base/bounded_queue.h"
 #include "comm/node_group.h"
 #include "config/parallel_config.h"
 #include "engine/kv_plan.h"
@@ -29,13 +34,16 @@ class LeadingExecutor final : public runtime::Executor {
   // `local` runs one step at a time; `nodes` outlives the executor.
   LeadingExecutor(const StepLimits& limits, const config::ParallelConfig& parallel,
                   std::unique_ptr<runtime::Executor> local, comm::NodeGroup& nodes);
+  ~LeadingExecutor() override;
 
   Status Start(std::span<const request::ScheduledBatch> batches) override;
   Result<std::vector<request::StepResult>> Wait() override;
   int max_in_flight() const override { return 1; }
+  void Watch(std::function<void(const Status&)> tell) override;
 
  private:
   std::vector<std::vector<TokenMask>> FindMasks(std::span<const request::ScheduledBatch> batches);
+  void RunReceiver(const std::function<void(const Status&)>& tell);
   Status ReceiveResults(std::span<request::StepResult> results);
 
   const StepLimits limits_;
@@ -47,6 +55,9 @@ class LeadingExecutor final : public runtime::Executor {
   const std::vector<uint32_t> nothing_allowed_;
   PlanEncoder encoder_;
   std::span<const request::ScheduledBatch> batches_;  // of the step that runs
+  BoundedQueue<comm::ControlMessage> messages_;       // closed when no more will come
+  Status end_;                                        // why; set before it is closed
+  std::thread receiver_;
 };
 
 }  // namespace fathom::engine

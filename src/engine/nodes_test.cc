@@ -116,6 +116,7 @@ class Nodes {
     return statuses_;
   }
 
+  void Leave(size_t node) { nodes_[node]->control().Close(); }
   Engine& engine() { return *engine_; }
   const Status& status() const { return statuses_[0]; }
   const std::vector<std::unique_ptr<FakeRanks>>& fakes() const { return fakes_; }
@@ -248,6 +249,20 @@ TEST(Nodes, AFailureOnANodeEndsAllAndEveryRequestIsTold) {
     EXPECT_THAT(statuses[1].message(), HasSubstr("layer 3 fell over"));
     EXPECT_EQ(statuses[1].code(), failing_rank == 1 ? StatusCode::kInternal : StatusCode::kPeer);
   }
+}
+
+TEST(Nodes, ANodeThatGoesIsNoticedWhenNothingRuns) {
+  Nodes nodes(Options({.data_parallel_size = 2}), {1, 1}, [](int) { return HashOfAll; });
+  ASSERT_TRUE(nodes.status().ok()) << nodes.status().message();
+  EXPECT_TRUE(nodes.engine().Stats().healthy);
+  nodes.Leave(1);
+  const TimePoint begin = SystemClock().Now();
+  while (nodes.engine().Stats().healthy && Seconds(SystemClock().Now() - begin) < 10) {
+    std::this_thread::yield();
+  }
+  EXPECT_FALSE(nodes.engine().Stats().healthy);
+  EXPECT_EQ(nodes.engine().Stats().error.code(), StatusCode::kPeer);
+  EXPECT_THAT(nodes.engine().Stats().error.message(), HasSubstr("node 1"));
 }
 
 TEST(Nodes, TheKvCacheIsWhatEveryNodeHoldsAndTooLittleAnywhereIsRefusedEverywhere) {

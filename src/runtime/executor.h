@@ -2,6 +2,7 @@
 // and tensor rank of that data rank run together. Used by one thread, the engine's.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -24,6 +25,10 @@ class Executor {
   virtual Result<std::vector<request::StepResult>> Wait() = 0;
 
   virtual int max_in_flight() const = 0;
+
+  // Begins to watch for failures between steps: once, and before the first Start. `tell` is called
+  // once at most, on any thread, when nothing can be run any more.
+  virtual void Watch(std::function<void(const Status&)> /*tell*/) {}
 };
 
 }  // namespace fathom::runtime
