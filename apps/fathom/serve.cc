@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <future>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "apps/fathom/commands.h"
 #include "apps/fathom/local_engine.h"
 #include "apps/fathom/sampling_defaults.h"
+#include "base/clock.h"
 #include "base/log.h"
 
 namespace fathom::app {
@@ -85,20 +87,27 @@ Status WaitForSignal(const sigset_t& signals, const engine::Engine& engine) {
   }
 }
 
-// Runs node 0's steps until that ends, or a signal comes: then this node leaves, and a second
+// Runs node 0's steps until that ends. Launchers signal all nodes at once, and node 0 needs the
+// others to drain: after a signal this node leaves when node 0 has had its time for it. A second
 // signal ends the process at once.
-Status FollowUntilSignal(const ModelSession& session, const ModelOptions& options,
+Status FollowUntilSignal(const ModelSession& session, const ServeOptions& options,
                          const sigset_t& signals) {
   constexpr timespec kInterval{.tv_sec = 0, .tv_nsec = 100'000'000};
   LogInfo("node {} follows node 0, which serves", session.nodes->node_rank());
   auto followed =
-      std::async(std::launch::async, [&] { return LocalEngine::Follow(session, options); });
-  for (bool leaves = false;
-       followed.wait_for(std::chrono::seconds(0)) != std::future_status::ready;) {
+      std::async(std::launch::async, [&] { return LocalEngine::Follow(session, options.model); });
+  std::optional<TimePoint> leave_at;
+  while (followed.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
     const int signal = sigtimedwait(&signals, nullptr, &kInterval);
-    if (signal <= 0) continue;
-    if (std::exchange(leaves, true)) std::_Exit(128 + signal);
-    session.nodes->control().Close();
+    const TimePoint now = SystemClock().Now();
+    if (signal > 0 && leave_at) std::_Exit(128 + signal);
+    if (signal > 0) {
+      LogInfo("stopping with node 0, or alone after {:.0f} s; signal again to stop now",
+              options.drain_timeout_s);
+      leave_at =
+          now + std::chrono::milliseconds(static_cast<int64_t>(options.drain_timeout_s * 1000));
+    }
+    if (leave_at && now >= *leave_at) session.nodes->control().Close();
   }
   return followed.get();
 }
@@ -175,7 +184,7 @@ Status RunServe(const ServeOptions& options) {
   SetLogLevel(ParseLogLevel(options.log_level));
   const sigset_t signals = BlockStopSignals();
   ASSIGN_OR_RETURN(ModelSession session, OpenModel(options.model, SessionText::kTokenizer));
-  if (session.is_follower()) return FollowUntilSignal(session, options.model, signals);
+  if (session.is_follower()) return FollowUntilSignal(session, options, signals);
   ASSIGN_OR_RETURN(const auto local, LocalEngine::Start(std::move(session), options.model,
                                                         ModelName(options), options.max_queue));
   return ServeUntilSignal(options, local->session(), local->engine(), local->metrics(), signals);

@@ -142,10 +142,9 @@ void StarLink::RunUntilEnd() {
   while (!state_->failed() && !IsDone()) {
     if (Now() >= next_heartbeat) {
       SendHeartbeats();
-      FindSilent();
       next_heartbeat = Now() + interval;
     }
-    PollOnce(next_heartbeat);
+    PollOnce(std::min(next_heartbeat, FindSilent()));
   }
 }
 
@@ -182,6 +181,7 @@ void StarLink::SayWhyAndWait(const Status& why) {
 
 void StarLink::PollOnce(TimePoint until) {
   waker_.Arm();
+  if (state_->failed() && !is_aborting_) return;  // whose Wake came before
   std::vector<pollfd> waits{{waker_.fd(), POLLIN, 0}};
   {
     const std::lock_guard lock(mutex_);
@@ -293,17 +293,24 @@ void StarLink::SendHeartbeats() {
 }
 
 bool StarLink::IsSilent(const Peer& peer) {
-  return !peer.is_gone && !HasEnded(peer) && Now() - peer.last_heard > heartbeat_timeout_;
+  return !peer.is_gone && !HasEnded(peer) && Now() - peer.last_heard >= heartbeat_timeout_;
 }
 
-void StarLink::FindSilent() {
+TimePoint StarLink::FindSilent() {
+  TimePoint next = TimePoint::max();
   for (auto& peer : peers_) {
     if (IsSilent(*peer)) Read(*peer);  // this thread may have been the one that slept
-    if (!IsSilent(*peer)) continue;
-    state_->Fail(PeerError(
-        fmt::format("{} has been silent for {:.1f} s: it hangs, or the network between does",
-                    peer->name, Seconds(Now() - peer->last_heard))));
+    if (IsSilent(*peer)) {
+      peer->is_gone = true;
+      state_->Fail(PeerError(
+          fmt::format("{} has been silent for {:.1f} s: it hangs, or the network between does",
+                      peer->name, Seconds(Now() - peer->last_heard))));
+    }
+    if (!peer->is_gone && !HasEnded(*peer)) {
+      next = std::min(next, peer->last_heard + heartbeat_timeout_);
+    }
   }
+  return next;
 }
 
 bool StarLink::HasEnded(const Peer& peer) {

@@ -74,7 +74,7 @@ class StarLink final : public ControlLink {
   void TakeEnd(Peer& peer);
   void Write(Peer& peer);
   void SendHeartbeats();
-  void FindSilent();
+  TimePoint FindSilent();  // when to look again
   bool IsSilent(const Peer& peer);
   bool HasEnded(const Peer& peer);
   bool IsDone();
