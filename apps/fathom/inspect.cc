@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
+#include <vector>
 
 #include "apps/fathom/commands.h"
 #include "apps/fathom/model_session.h"
 #include "apps/fathom/progress.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/summary.h"
+#include "device/cuda/multi_gpu.h"
 #include "kv_cache/kv_layout.h"
 #include "model/layout_roofline.h"
 
@@ -138,6 +141,14 @@ void PrintRoofline(const model::LayoutRoofline& layout, const InspectOptions& op
   }
 }
 
+// How the GPUs of this machine reach each other; nothing without any.
+void PrintGpus() {
+  std::vector<int> gpus(static_cast<size_t>(device::CountGpus()));
+  std::iota(gpus.begin(), gpus.end(), 0);
+  if (gpus.empty()) return;
+  fmt::print("this machine  {}\n", device::DescribeTopology(gpus, device::ProbePeerLink));
+}
+
 }  // namespace
 
 Result<ModelConfig> FindModelConfig(const std::string& name, int layers) {
@@ -160,6 +171,7 @@ Status RunInspect(const InspectOptions& options) {
   PrintModel(config);
   PrintWeights(checkpoint::Summarize(config));
   PrintKvCache(config);
+  PrintGpus();
   if (options.roofline) PrintRoofline(layout, options);
   return OkStatus();
 }
