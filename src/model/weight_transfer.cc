@@ -1,5 +1,7 @@
 #include "model/weight_transfer.h"
 
+#include <cuda_runtime.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -9,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/thread_pool.h"
+#include "device/cuda/cuda_check.h"
 #include "model/weights.h"
 
 namespace fathom::model {
@@ -38,12 +41,15 @@ class Slot {
     ASSIGN_OR_RETURN(stream_, device.MakeStream());
     ASSIGN_OR_RETURN(pinned_, device.AllocateHost(capacity));
     ASSIGN_OR_RETURN(staging_, device.Allocate(capacity));
+    device::CheckCuda(cudaGetDevice(&gpu_), __FILE__, __LINE__);  // the device's own, by now
     return OkStatus();
   }
 
   // Waits for the unit before; returns when this one is read and its copy enqueued.
   Status Send(const WeightUnit& unit, const TensorSource& source, int num_experts) {
     RETURN_IF_ERROR(stream_->Synchronize());
+    device::CheckCuda(cudaSetDevice(gpu_), __FILE__,
+                      __LINE__);  // another thread may have opened it
     for (const WeightUnit::Read& read : unit.reads) {
       RETURN_IF_ERROR(ReadTensor(source, *read.tensor, read.offset, num_experts,
                                  {pinned_.data() + read.place, static_cast<size_t>(read.bytes)}));
@@ -59,6 +65,7 @@ class Slot {
 
  private:
   device::Buffer pinned_, staging_;
+  int gpu_ = 0;
   std::unique_ptr<device::Stream> stream_;  // first to go: it waits for nothing, Finish does
 };
 
