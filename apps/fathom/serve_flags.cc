@@ -294,12 +294,27 @@ void SetPath(json::Value* object, std::string_view path, json::Value value) {
 
 }  // namespace
 
+namespace {
+
+// vLLM's names of one dash and two letters, which CLI11 would read as two flags.
+std::string LongName(const std::string& arg) {
+  static const std::map<std::string, std::string> names = {{"-tp", "--tensor-parallel-size"},
+                                                           {"-dp", "--data-parallel-size"},
+                                                           {"-pp", "--pipeline-parallel-size"},
+                                                           {"-ep", "--enable-expert-parallel"}};
+  const size_t name_end = std::min(arg.find('='), arg.size());
+  const auto found = names.find(arg.substr(0, name_end));
+  return found == names.end() ? arg : found->second + arg.substr(name_end);
+}
+
+}  // namespace
+
 Result<std::vector<std::string>> FoldDottedFlags(std::span<const std::string> args) {
   std::vector<std::string> out;
   std::map<std::string, size_t> position;  // of a kJson flag's value in `out`
   std::map<std::string, json::Value> folded;
   for (size_t i = 0; i < args.size(); ++i) {
-    const std::string& arg = args[i];
+    const std::string arg = LongName(args[i]);
     if (!arg.starts_with("--")) {
       out.push_back(arg);
       continue;

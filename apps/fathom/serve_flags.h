@@ -36,8 +36,9 @@ struct ServeFlag {
 
 const std::vector<ServeFlag>& ServeFlags();
 
-// Rewrites arguments to the table's spelling: `--a_b` to `--a-b`, and every `--name.x.y V` of a
-// kJson flag folded into one `--name JSON` (later values win). Other arguments pass through.
+// Rewrites arguments to the table's spelling: `--a_b` to `--a-b`, `-tp` to its long name, and every
+// `--name.x.y V` of a kJson flag folded into one `--name JSON` (later values win). Other arguments
+// pass through.
 Result<std::vector<std::string>> FoldDottedFlags(std::span<const std::string> args);
 
 // The table as Markdown, for docs/operations.md.

@@ -52,6 +52,13 @@ TEST(ServeFlags, ABadJsonValueIsRefusedByName) {
       HasSubstr("--compilation-config: invalid JSON"));
 }
 
+TEST(ServeFlags, VllmsTwoLettersAreLongNames) {
+  const std::vector<std::string> args = {"-tp", "2", "-dp=4", "-ep", "-x"};
+  EXPECT_EQ(Fold(args),
+            (std::vector<std::string>{"--tensor-parallel-size", "2", "--data-parallel-size=4",
+                                      "--enable-expert-parallel", "-x"}));
+}
+
 TEST(ServeFlags, NamesAreUniqueAndEveryRowSaysWhatItMeans) {
   std::set<std::string> names;
   for (const ServeFlag& flag : ServeFlags()) {
