@@ -2,8 +2,8 @@
 // messages to all others, theirs to node 0, in order between any two. Node 0 is the middle of a
 // star; the others do not talk to each other here.
 //
-// Any thread; one at a time in Receive. A thread of its own sends and reads, and a heartbeat each
-// second: a node that has gone (its connection ended) or is silent for 8 s ends the group. The
+// Any thread; one at a time in Receive. A thread of its own sends and reads, and a heartbeat about
+// each second: a node that has gone (its connection ended) or is silent for 7 s ends the group. The
 // group's end is the same for all: Broadcast, Send and Receive here and every rank's
 // Transport::Exchange fail from then on with kPeer and the reason, which names the node. With one
 // node there is no thread and no socket, and Receive waits for Abort or Close.

@@ -47,7 +47,7 @@ struct JoinOptions {
   // between two exchanges, or, of a pipeline, than the work of all stages before it.
   Duration exchange_timeout = std::chrono::seconds(8);
   // How long a node may be silent; its heartbeats come eight times as often.
-  Duration heartbeat_timeout = std::chrono::seconds(8);
+  Duration heartbeat_timeout = std::chrono::seconds(7);
 };
 
 struct NodeInfo {

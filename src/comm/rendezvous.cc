@@ -34,24 +34,12 @@ Result<Frame> ReadFrame(Socket& socket, TimePoint deadline) {
   return Frame{head.kind, std::move(rest)};
 }
 
-JoinRequest OwnRequest(const JoinOptions& options, int data_port) {
-  JoinRequest request{.num_nodes = options.num_nodes,
-                      .node_rank = options.node_rank,
-                      .num_local_ranks = options.num_local_ranks,
-                      .data_port = data_port,
-                      .host_name = HostName(),
-                      .agreements = options.agreements};
-  request.agreements.push_back(
-      {"the product of the parallel sizes", std::to_string(options.world_size)});
-  return request;
-}
-
 // Node 0, until all are there.
 class Reception {
  public:
   Reception(const JoinOptions& options, Socket listener)
       : options_(options),
-        own_(OwnRequest(options, listener.LocalPort())),
+        own_(MakeJoinRequest(options, listener.LocalPort())),
         listener_(std::move(listener)),
         deadline_(Now() + options.join_timeout) {}
 
@@ -223,7 +211,7 @@ Result<Meeting> MeetAtNode0(const JoinOptions& options) {
   ASSIGN_OR_RETURN(Socket socket, ReachNode0(options, deadline));
   Meeting meeting;
   ASSIGN_OR_RETURN(meeting.listener, Listen(socket.LocalAddress(), 0));
-  const JoinRequest request = OwnRequest(options, meeting.listener.LocalPort());
+  const JoinRequest request = MakeJoinRequest(options, meeting.listener.LocalPort());
   const auto node0_said = [&](const Status& why) {
     return PeerError(fmt::format("node {} cannot join: node 0 at {}: {}", options.node_rank,
                                  HostPort(options.master_addr, options.master_port),

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -46,6 +47,27 @@ TEST(Rendezvous, AnOptionThatOneNodeDoesNotHaveDiffers) {
   ExpectRefused(options, HasSubstr("--enable-expert-parallel is not set on node 1 ("));
 }
 
+TEST(Rendezvous, AnotherVersionIsRefused) {
+  const auto options = OptionsFor({1, 1});
+  JoinRequest request = MakeJoinRequest(options[1], 1);
+  request.agreements[0].value = "0.0.1";
+  std::thread old([&] {
+    std::optional<Socket> socket;
+    while (!socket) {
+      auto entered = Enter("127.0.0.1", options[0].master_port, options[0].secret, "control",
+                           {1, 0}, After(seconds(1)));
+      if (entered.ok()) socket = std::move(*entered);
+    }
+    EXPECT_TRUE(
+        socket->SendAll(EncodeFrame(FrameKind::kHello, Encode(request)), After(seconds(1))).ok());
+    EXPECT_TRUE(socket->ReceiveAll(kFrameHeadBytes, After(seconds(10))).ok());
+  });
+  const Status status = NodeGroup::Join(options[0]).status();
+  old.join();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("the version is 0.0.1 on node 1 ("));
+}
+
 TEST(Rendezvous, TwoNodesOfOneRankAreRefused) {
   auto options = OptionsFor({1, 1, 1});
   options[2].node_rank = 1;
@@ -82,7 +104,7 @@ TEST(Rendezvous, AWrongSecretIsRefusedAndTheOthersGoOnWaiting) {
 
 TEST(Rendezvous, ALateNodeIsWaitedFor) {
   const auto options = OptionsFor({1, 1, 1});
-  std::vector<bool> joined(3);
+  std::array<bool, 3> joined = {};
   OnThreads(3, [&](size_t i) {
     std::this_thread::sleep_for(milliseconds(400 * (2 - i)));  // node 0 comes last
     joined[i] = NodeGroup::Join(options[i]).ok();
@@ -113,7 +135,7 @@ TEST(Rendezvous, ATakenPortIsAnError) {
 // What a stranger sends to the port, before node 1 comes.
 void ExpectUnharmedBy(const std::string& bytes, bool stays) {
   const auto options = OptionsFor({1, 1});
-  std::vector<bool> joined(2);
+  std::array<bool, 2> joined = {};
   OnThreads(3, [&](size_t i) {
     if (i < 2) {
       std::this_thread::sleep_for(milliseconds(200 * i));
@@ -141,7 +163,7 @@ TEST(Rendezvous, GarbageOnThePortHarmsNobody) {
 
 TEST(Rendezvous, ManySilentStrangersDoNotKeepANodeOut) {
   const auto options = OptionsFor({1, 1});
-  std::vector<bool> joined(2);
+  std::array<bool, 2> joined = {};
   OnThreads(2, [&](size_t i) {
     std::vector<Socket> strangers;
     if (i == 1) {
@@ -159,7 +181,7 @@ TEST(Rendezvous, ManySilentStrangersDoNotKeepANodeOut) {
 // A node that knows the secret and then sends these bytes instead of asking to join.
 void ExpectRestJoinsDespite(const std::string& bytes) {
   const auto options = OptionsFor({1, 1});
-  std::vector<bool> joined(2);
+  std::array<bool, 2> joined = {};
   OnThreads(3, [&](size_t i) {
     if (i < 2) {
       std::this_thread::sleep_for(milliseconds(200 * i));
@@ -184,13 +206,8 @@ TEST(Rendezvous, ARequestThatCannotBeReadIsRefusedAlone) {
 
 TEST(Rendezvous, ANodeThatWasStartedAgainTakesItsOwnPlace) {
   const auto options = OptionsFor({1, 1, 1});
-  JoinRequest request{.num_nodes = 3,
-                      .node_rank = 1,
-                      .num_local_ranks = 1,
-                      .data_port = 1,
-                      .host_name = "gone",
-                      .agreements = {{"the product of the parallel sizes", "3"}}};
-  std::vector<bool> joined(3);
+  const JoinRequest request = MakeJoinRequest(options[1], 1);
+  std::array<bool, 3> joined = {};
   OnThreads(3, [&](size_t i) {
     if (i == 1) {
       std::this_thread::sleep_for(milliseconds(100));

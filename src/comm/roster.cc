@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "comm/byte_codec.h"
+#include "comm/socket.h"
 
 namespace fathom::comm {
 namespace {
@@ -23,6 +24,20 @@ const std::string* Find(const std::vector<Agreement>& agreements, const std::str
 std::string Show(const std::string* value) { return value == nullptr ? "not set" : *value; }
 
 }  // namespace
+
+JoinRequest MakeJoinRequest(const JoinOptions& options, int data_port) {
+  JoinRequest request{.num_nodes = options.num_nodes,
+                      .node_rank = options.node_rank,
+                      .num_local_ranks = options.num_local_ranks,
+                      .data_port = data_port,
+                      .host_name = HostName(),
+                      .agreements = {{"the version", FATHOM_VERSION}}};
+  request.agreements.insert(request.agreements.end(), options.agreements.begin(),
+                            options.agreements.end());
+  request.agreements.push_back(
+      {"the product of the parallel sizes", std::to_string(options.world_size)});
+  return request;
+}
 
 std::string Encode(const JoinRequest& request) {
   ByteWriter out;

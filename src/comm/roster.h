@@ -36,6 +36,10 @@ struct Roster {
   std::vector<Node> nodes;
 };
 
+// Of this node. What all agree on is the version of this build, the options' agreements and their
+// world size.
+JoinRequest MakeJoinRequest(const JoinOptions& options, int data_port);
+
 std::string Encode(const JoinRequest& request);
 std::string Encode(const Roster& roster);
 // kPeer: not what Encode gives.
