@@ -41,6 +41,54 @@ TEST(ChooseDataRank, PrefersAKnownPromptThenTheSessionsRankUnlessItIsMuchMoreLoa
   EXPECT_EQ(ChooseDataRank(Ranks{{.num_cached_tokens = 512}, {}}, 1), 0u);
 }
 
+// Steps take time for the tokens of all data ranks, as experts do.
+TEST(DataRanks, ThePromptOfOneLeavesTheDecodesOfAnotherTheirFloor) {
+  const scheduler::SchedulerOptions options{
+      .max_num_seqs = 2,
+      .max_num_batched_tokens = 512,
+      .max_logits_rows = 2,
+      .max_model_len = 2048,
+      .vocab_size = kVocab,
+      .eos_token_ids = {kEos},
+      .cache = {.pools = {.num_blocks = 20, .num_window_pages = 40, .num_state_slots = 2}},
+      .decode_floor = 0.7};
+  DataRanks ranks(options, 2);
+  const auto step = [&] {
+    const DataRanks::Step plan = ranks.Schedule();
+    std::vector<request::StepResult> results(2);
+    int num_tokens = 0;
+    for (size_t d = 0; d < 2; ++d) {
+      results[d].step = plan.batches[d].step;
+      num_tokens += plan.batches[d].num_tokens();
+      for (const auto& s : plan.batches[d].sequences) {
+        results[d].sequences.emplace_back().request_id = s.request_id;
+        if (s.sample) results[d].sequences.back().sampled_token_ids = {7};
+      }
+    }
+    ranks.Commit(plan, results, std::chrono::microseconds(1000 + 50 * num_tokens));
+    return num_tokens;
+  };
+  request::Request decoding;
+  decoding.id = 1;
+  decoding.prompt_token_ids = {5};
+  decoding.sampling.max_tokens = 1000;
+  decoding.data_rank = 0;
+  ranks.Submit(decoding);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(step(), 1);
+  request::Request prompt;
+  prompt.id = 2;
+  prompt.prompt_token_ids.assign(500, 6);
+  prompt.data_rank = 1;
+  ranks.Submit(prompt);
+  // 1050 us alone, at most 1500 us with the prompt.
+  int num_steps = 0;
+  for (; ranks.scheduler(1).num_waiting() + ranks.scheduler(1).num_running() > 0; ++num_steps) {
+    ASSERT_LT(num_steps, 300) << "the prompt starves";
+    EXPECT_LE(step(), 10);
+  }
+  EXPECT_GT(num_steps, 40);
+}
+
 // What a sequence samples depends on its tokens alone.
 int32_t NextToken(std::span<const int32_t> token_ids) {
   uint64_t h = token_ids.size();

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "engine/rank_runtime.h"
 #include "engine/testing_steps.h"
 
@@ -131,6 +133,36 @@ TEST(StepCodec, WhatIsWrongInAPlanIsSaid) {
   PlanEncoder encoder;
   (void)encoder.Encode(step->batches, step->masks);
   const std::string bytes = encoder.Encode(step->batches, step->masks);
+  const auto error_of = [&](const std::function<void(request::ScheduledBatch&)>& change) {
+    std::vector<request::ScheduledBatch> batches = step->batches;
+    change(batches[0]);
+    const std::string wrong = PlanEncoder().Encode(batches, step->masks);
+    return PlanDecoder(TestLimits()).Decode(wrong).status().message();
+  };
+  EXPECT_EQ(error_of([](auto&) {}), "");
+  EXPECT_THAT(error_of([](auto& b) { b.sequences[0].block_table.window_pages.back() = -1; }),
+              HasSubstr("lacks a window page"));
+  EXPECT_THAT(error_of([](auto& b) { b.sequences[0].block_table.first_window_page += 1; }),
+              HasSubstr("lacks a window page"));
+  EXPECT_THAT(error_of([](auto& b) { b.sequences[0].block_table.blocks.pop_back(); }),
+              HasSubstr("blocks end before its tokens"));
+  EXPECT_THAT(error_of([](auto& b) { b.sequences[0].block_table.blocks[0] = 20; }),
+              HasSubstr("a block is 20, not 0 to 19"));
+  EXPECT_THAT(error_of([](auto& b) { b.sequences[0].block_table.state_slot = -1; }),
+              HasSubstr("the state slot is -1"));
+  EXPECT_THAT(error_of([](auto& b) { b.sequences[0].num_computed_tokens = 5000; }),
+              HasSubstr("computed tokens is 5000"));
+  EXPECT_THAT(error_of([](auto& b) { b.sequences.push_back(b.sequences[0]); }),
+              HasSubstr("is twice"));
+  EXPECT_THAT(error_of([](auto& b) {
+                b.transfers.copies = {{.kind = request::KvCopy::Kind::kBlockToHost, .to = 8}};
+              }),
+              HasSubstr("destination is 8, not 0 to 7"));
+  EXPECT_THAT(
+      error_of([](auto& b) {
+        b.transfers.copies = {{.kind = request::KvCopy::Kind::kLoadSnapshot, .position = 9}};
+      }),
+      HasSubstr("inside a block"));
   // A decoder that missed a step, and one with a smaller vocabulary.
   Status status = PlanDecoder(TestLimits()).Decode(bytes).status();
   EXPECT_THAT(status.message(), HasSubstr("was not in the step before"));
