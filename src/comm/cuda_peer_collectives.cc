@@ -20,7 +20,7 @@ class PeerCollectives final : public CudaCollectives {
   Result<kernels::SublayerOutput> Sum(const kernels::CudaCombineParams& combine,
                                       device::Stream& stream) override {
     const kernels::PeerExchange exchange = Next();
-    if (combine.num_tokens <= kernels::kMaxPacketTokens) {
+    if (kernels::GoesAsPackets(combine.num_tokens, combine.hidden, size())) {
       kernels::Launch(kernels::CudaPacketSumParams{exchange, combine}, stream);
       return kernels::SublayerOutput{.y = combine.y};
     }

@@ -30,9 +30,15 @@ inline constexpr int kMaxPeers = 8;
 // exchange, so that whoever reads a pair of them knows that it has arrived.
 inline constexpr int64_t kPacketBytes = 16;
 inline constexpr int64_t kPacketValues = 4;  // BF16
-// Tokens whose sum goes as packets, twice their bytes in one phase: up to 255, where the boundary
-// for many tokens begins. More go in two phases, whose flags cost some microseconds more.
+// Up to so many tokens a sum can go as packets: where the boundary for many tokens begins.
 inline constexpr int64_t kMaxPacketTokens = 255;
+// Packets are twice their values, to each of the others, in one phase. From so many bytes sent on,
+// two phases of plain values are faster, though their flags cost some microseconds more.
+inline constexpr int64_t kMaxPacketBytesSent = int64_t{6} << 20;
+constexpr bool GoesAsPackets(int64_t num_tokens, int64_t hidden, int size) {
+  return num_tokens <= kMaxPacketTokens &&
+         num_tokens * hidden / kPacketValues * kPacketBytes * (size - 1) <= kMaxPacketBytesSent;
+}
 
 // How `count` values are summed in two phases: rank r sums the values [r * slice, (r + 1) * slice)
 // and sends the sums to all. A chunk is one block's work and has a flag. The last ranks' slices may

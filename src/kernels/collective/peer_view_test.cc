@@ -7,6 +7,15 @@
 namespace fathom::kernels {
 namespace {
 
+TEST(GoesAsPackets, UpToTheBytesThatARankSends) {
+  EXPECT_TRUE(GoesAsPackets(255, 4096, 2));  // 4 MB
+  EXPECT_FALSE(GoesAsPackets(256, 4096, 2));
+  EXPECT_TRUE(GoesAsPackets(128, 4096, 4));  // 6 MiB
+  EXPECT_FALSE(GoesAsPackets(129, 4096, 4));
+  EXPECT_TRUE(GoesAsPackets(16, 7168, 8));
+  EXPECT_FALSE(GoesAsPackets(64, 7168, 8));
+}
+
 TEST(SplitTwoPhase, CoversEveryValueOnceWithAtMostOneChunkABlock) {
   for (const int size : {2, 3, 4, 8}) {
     for (const int64_t tokens : {1, 2, 255, 256, 300, 2048, 8192, 16384}) {
