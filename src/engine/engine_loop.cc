@@ -109,6 +109,7 @@ EngineStats EngineLoop::Stats() const {
 }
 
 void EngineLoop::RunThread() {
+  throughput_log_.Restart(clock_.Now(), 0, 0);
   Status status;
   try {
     status = RunSteps();
