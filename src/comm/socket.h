@@ -1,6 +1,6 @@
 // Socket: a TCP connection or listener of this process, non-blocking; the one place with POSIX
-// socket calls. Connections send at once (TCP_NODELAY), and end when the other side answers nothing
-// for about 8 s. One thread at a time.
+// socket calls. Connections send at once (TCP_NODELAY), and an idle one ends when the other side
+// answers nothing for about 8 s. One thread at a time.
 #pragma once
 
 #include <poll.h>
