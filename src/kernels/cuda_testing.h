@@ -52,6 +52,15 @@ class CudaTest : public testing::Test {
   std::unique_ptr<device::Stream> gpu_stream_;
 };
 
+// Steps of these sizes, from token first on, are compared with one step of kWholeStep tokens.
+inline constexpr int kWholeStep = 2048;
+struct TestStep {
+  int first, num_tokens;
+};
+inline constexpr TestStep kTestSteps[] = {{5, 1},     {200, 2},   {1000, 31}, {64, 33},
+                                          {1984, 64}, {255, 255}, {256, 256}, {300, 300},
+                                          {700, 512}, {513, 513}, {1348, 700}};
+
 template <typename U>
 U* As(const device::Buffer& buffer) {
   return reinterpret_cast<U*>(buffer.data());

@@ -113,6 +113,7 @@ CudaStep StepUploader::Upload(const ForwardBatch& batch, bool pad, device::Strea
 
   CudaStep step;
   step.stream = &stream;
+  step.prefill = !IsDecode(batch);
   const int32_t last = *std::max_element(positions_.begin(), positions_.end());
   step.max_entries = (last + 1) / 4;
   step.any_index_scoring = step.max_entries > index_topk_;
@@ -135,7 +136,7 @@ CudaStep StepUploader::Upload(const ForwardBatch& batch, bool pad, device::Strea
       image.PutRows(batch.window_tables, seqs, batch.max_window_pages, b.max_window_pages);
   b.max_blocks = TableStride(batch.max_blocks);
   b.block_tables = image.PutRows(batch.block_tables, seqs, batch.max_blocks, b.max_blocks);
-  if (IsDecode(batch)) step.max_entries = b.max_blocks * (kv_cache::kBlockTokens / 4);
+  if (!step.prefill) step.max_entries = b.max_blocks * (kv_cache::kBlockTokens / 4);
   b.num_seqs = seqs;
   b.num_tokens = tokens;
   step.num_logits_rows = static_cast<int64_t>(rows_.size());

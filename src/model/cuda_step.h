@@ -26,6 +26,8 @@ struct CudaStep {
   const int32_t* sampled = nullptr;
   const int32_t* logits_rows = nullptr;
   int64_t num_logits_rows = 0;
+  // Not a step of decodes: each token's bits are the same in a step of any size (docs/kernels.md).
+  bool prefill = false;
   bool any_index_scoring = false;
   int max_entries = 0;  // ratio-4 entries that a token may see
   KvCacheView kv;

@@ -29,7 +29,7 @@ class Carver {
 
 void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carver,
            CudaWorkspace& w) {
-  const int64_t m = limits.max_batched_tokens, rows = kernels::PaddedTokens(m);
+  const int64_t m = limits.max_batched_tokens, rows = kernels::PaddedTokens(m, /*prefill=*/true);
   const int64_t hidden = c.hidden_size, grouped = int64_t{c.o_groups} * c.o_lora_rank;
   const int64_t max_blocks = MaxTableBlocks(limits);
   w.batch_bytes = StepBytes(m, limits.max_num_seqs, max_blocks, (m + c.sliding_window) / 64 + 4);

@@ -1,5 +1,5 @@
 // The scratch of a forward pass on a GPU, allocated once for the limits. One forward at a time.
-// Every piece is sized for M = max_batched_tokens rows, tiles for PaddedTokens(M).
+// Every piece is sized for M = max_batched_tokens rows, tiles for PaddedTokens(M, prefill).
 #pragma once
 
 #include <cuda_bf16.h>

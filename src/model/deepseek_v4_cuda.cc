@@ -173,8 +173,10 @@ class CudaModel final : public DeepSeekV4 {
   kernels::PeerExchange SumOverRanks(const CudaStep& step, int64_t num_rows,
                                      kernels::SublayerOutput& output) {
     if (collectives_ == nullptr || output.y == nullptr) return {};
-    const kernels::PeerExchange exchange = collectives_->SumInBoundary(num_rows);
-    if (exchange.peers.size > 1) return exchange;
+    if (!step.prefill) {
+      const kernels::PeerExchange exchange = collectives_->SumInBoundary(num_rows);
+      if (exchange.peers.size > 1) return exchange;
+    }
     if (step.recorder != nullptr) step.recorder->OnOperator("sum over ranks", layer_);
     auto sum = collectives_->Sum({.output = output,
                                   .num_tokens = step.batch.num_tokens,
@@ -191,7 +193,7 @@ class CudaModel final : public DeepSeekV4 {
   }
 
   int64_t row_groups(const CudaStep& step) const {
-    return kernels::PaddedTokens(step.batch.num_tokens) / 8;
+    return kernels::PaddedTokens(step.batch.num_tokens, step.prefill) / 8;
   }
   kernels::Bf16Tiles H(const CudaStep& step) const { return {ws_->h, row_groups(step)}; }
   kernels::Fp8Tiles HFp8(const CudaStep& step) const {
@@ -205,6 +207,7 @@ class CudaModel final : public DeepSeekV4 {
     Enqueue(step, "boundary",
             kernels::CudaHyperConnectionParams{.streams = ws_->streams,
                                                .num_tokens = step.batch.num_tokens,
+                                               .prefill = step.prefill,
                                                .hidden = c_.hidden_size,
                                                .output = output,
                                                .exchange = exchange,
@@ -224,7 +227,7 @@ class CudaModel final : public DeepSeekV4 {
   // scores are weighted with.
   void InputProducts(const CudaStep& step, LayerKind kind, bool scoring,
                      const CudaBlockWeights& w) {
-    kernels::CudaGemmParams gemm{.num_tokens = step.batch.num_tokens};
+    kernels::CudaGemmParams gemm{.num_tokens = step.batch.num_tokens, .prefill = step.prefill};
     const auto add = [&](const kernels::TiledMatrix& matrix, GemmOutput output, void* y,
                          int64_t stride) {
       gemm.problems[gemm.num_problems++] = {.w = matrix,
@@ -256,7 +259,7 @@ class CudaModel final : public DeepSeekV4 {
   // queries from qr, and what the indexer scores with.
   void QueryProducts(const CudaStep& step, bool scoring, const CudaBlockWeights& w,
                      const kernels::Fp8Tiles& qr) {
-    kernels::CudaGemmParams gemm{.num_tokens = step.batch.num_tokens};
+    kernels::CudaGemmParams gemm{.num_tokens = step.batch.num_tokens, .prefill = step.prefill};
     const auto add = [&](const kernels::TiledMatrix& matrix, void* y) {
       gemm.problems[gemm.num_problems++] = {.w = matrix,
                                             .x_fp8 = qr,
@@ -315,6 +318,7 @@ class CudaModel final : public DeepSeekV4 {
     if (c4) Select(step, layer, angles, index_keys);
     Enqueue(step, "attention",
             kernels::CudaSparseAttentionParams{.batch = step.batch,
+                                               .prefill = step.prefill,
                                                .q = ws_->q,
                                                .num_heads = c_.num_heads,
                                                .norm_eps = constants_.norm_eps,
@@ -449,7 +453,8 @@ class CudaModel final : public DeepSeekV4 {
   void OutputProducts(const CudaStep& step, const CudaBlockWeights& w) {
     const int64_t groups = row_groups(step);
     const kernels::Fp8Tiles grouped{ws_->grouped_fp8, ws_->grouped_scales, groups};
-    kernels::CudaGemmParams first{.num_problems = 1, .num_tokens = step.batch.num_tokens};
+    kernels::CudaGemmParams first{
+        .num_problems = 1, .num_tokens = step.batch.num_tokens, .prefill = step.prefill};
     first.problems[0] = {.w = w.wo_a,
                          .x_fp8 = {},
                          .x_bf16 = {ws_->attention_out, groups},
@@ -457,7 +462,8 @@ class CudaModel final : public DeepSeekV4 {
                          .output = GemmOutput::kFp8Tiles,
                          .y_fp8 = grouped};
     Enqueue(step, "grouped output product", first);
-    kernels::CudaGemmParams second{.num_problems = 1, .num_tokens = step.batch.num_tokens};
+    kernels::CudaGemmParams second{
+        .num_problems = 1, .num_tokens = step.batch.num_tokens, .prefill = step.prefill};
     second.problems[0] = {.w = w.wo_b,
                           .x_fp8 = grouped,
                           .x_bf16 = {},
@@ -481,6 +487,7 @@ class CudaModel final : public DeepSeekV4 {
                                       .scores = ws_->router_scores,
                                       .counter = ws_->route_counter,
                                       .num_tokens = tokens,
+                                      .prefill = step.prefill,
                                       .num_experts = c_.num_experts,
                                       .num_chosen = c_.num_experts_per_token,
                                       .bias = w.bias,
@@ -503,6 +510,7 @@ class CudaModel final : public DeepSeekV4 {
     }
     Enqueue(step, "experts",
             kernels::CudaExpertParams{.num_tokens = tokens,
+                                      .prefill = step.prefill,
                                       .hidden = c_.hidden_size,
                                       .intermediate = c_.moe_intermediate_size,
                                       .num_experts = c_.num_experts,
@@ -521,10 +529,11 @@ class CudaModel final : public DeepSeekV4 {
   void Logits(const CudaStep& step, kernels::SublayerOutput output) {
     if (step.num_logits_rows == 0) return;
     const kernels::PeerExchange exchange = SumOverRanks(step, step.num_logits_rows, output);
-    const int64_t groups = kernels::PaddedTokens(step.num_logits_rows) / 8;
+    const int64_t groups = kernels::PaddedTokens(step.num_logits_rows, step.prefill) / 8;
     Enqueue(step, "last boundary",
             kernels::CudaHyperConnectionParams{.streams = ws_->streams,
                                                .num_tokens = step.num_logits_rows,
+                                               .prefill = step.prefill,
                                                .hidden = c_.hidden_size,
                                                .output = output,
                                                .exchange = exchange,
@@ -539,7 +548,8 @@ class CudaModel final : public DeepSeekV4 {
     // A rank's rows of the head are its columns of the logits.
     const int64_t column =
         collectives_ == nullptr ? 0 : logits_columns_.begin[collectives_->rank()];
-    kernels::CudaGemmParams head{.num_problems = 1, .num_tokens = step.num_logits_rows};
+    kernels::CudaGemmParams head{
+        .num_problems = 1, .num_tokens = step.num_logits_rows, .prefill = step.prefill};
     head.problems[0] = {.w = weights_->head,
                         .x_fp8 = {},
                         .x_bf16 = {ws_->h, groups},

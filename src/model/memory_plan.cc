@@ -121,7 +121,7 @@ int64_t StepWorkspaceBytes(const Shard& shard, const ParallelConfig& parallel,
                      4.0 * 4 * (c.head_dim + c.index_head_dim)  // compressors
                      + heads * (2 + 2) + grouped * kFp8 +
                      c.index_num_heads * (c.index_head_dim * 3.0 + 6) + c.index_topk * 4.0 +
-                     c.num_experts * 4.0 + c.num_layers * c.num_experts_per_token * 4.0 + 1024;
+                     c.num_experts * 4.0 + c.num_layers * c.num_experts_per_token * 4.0 + 3072;
   const double entries = static_cast<double>(limits.max_model_len) / 4 + 64;
   const double scores = std::min(tokens * entries * 4, 1.0 * (1 << 30));
   // Chosen experts' inputs, intermediates and outputs; a tile of each expert may be begun.

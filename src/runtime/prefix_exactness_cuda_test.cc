@@ -1,7 +1,7 @@
 // On a GPU: a prefix from the cache gives the bits of a run without a cache in the same steps, from
-// every tier, after preemptions and rollbacks; and it is as near to the whole prompt in one step as
-// steps of other sizes can be, all choices of experts and entries forced. The built-in model on
-// text of its own.
+// every tier, after preemptions and rollbacks; and those of the whole prompt in one step, whatever
+// the steps are, but where one token is left: that is a step of decodes. The built-in model on text
+// of its own, and four layers of Flash's widths.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -58,6 +58,46 @@ std::vector<int32_t> DrawText(HarnessModel& model) {
   std::vector<int32_t> text = s.token_ids;
   harness.Release(s);
   return text;
+}
+
+// A prompt's logits without a cache, in steps of `chunk`.
+LogitsRows RunInSteps(HarnessModel& model, const std::vector<int32_t>& tokens, int64_t chunk) {
+  PrefixHarness cold(model);
+  PrefixCacheOptions plain = cold.Options();
+  plain.enabled = false;
+  plain.pools.num_snapshots = 0;
+  cold.Restart(plain);
+  Sequence s{.token_ids = tokens};
+  cold.Admit(s);
+  LogitsRows rows;
+  const auto end = static_cast<int64_t>(tokens.size());
+  while (s.num_computed < end && !testing::Test::HasFatalFailure()) {
+    const int64_t n = std::min(chunk, end - s.num_computed);
+    const auto all = std::span(tokens);
+    cold.Forward(s, all.subspan(static_cast<size_t>(s.num_computed), static_cast<size_t>(n)),
+                 &rows);
+    s.num_computed += n;
+    cold.cache().OnComputed(s.kv, s.token_ids, s.num_computed);
+  }
+  cold.Release(s);
+  return rows;
+}
+
+// No size leaves a single token, a step of decodes.
+void ExpectSameInSteps(HarnessModel& model, const std::vector<int32_t>& tokens,
+                       std::span<const int64_t> chunks) {
+  const LogitsRows whole = RunInSteps(model, tokens, static_cast<int64_t>(tokens.size()));
+  for (const int64_t chunk : chunks) {
+    ASSERT_NE(static_cast<int64_t>(tokens.size()) % chunk, 1);
+    const LogitsRows rows = RunInSteps(model, tokens, chunk);
+    size_t equal = 0, first = rows.size();
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const bool same = rows[i] == whole[i];
+      equal += same ? 1 : 0;
+      if (!same) first = std::min(first, i);
+    }
+    EXPECT_EQ(equal, whole.size()) << "steps of " << chunk << ", first other row " << first;
+  }
 }
 
 class PrefixExactnessCudaTest : public testing::Test {
@@ -184,6 +224,32 @@ TEST_F(PrefixExactnessCudaTest, EveryPromptLengthAfterTheLongestPrefixOfBlocks) 
     AskOther();  // takes the state slot, and so the tail
   }
   std::printf("%zu rows of 1,100 prompts have the bits of a cold run\n", num_rows_);
+}
+
+TEST_F(PrefixExactnessCudaTest, StepsOfAnySizeGiveTheBitsOfOneStep) {
+  constexpr int64_t kChunks[] = {700, 513, 512, 300, 256, 100, 64, 33, 31, 9, 3, 2};
+  ExpectSameInSteps(*shared_.model, shared_.tokens, kChunks);
+}
+
+TEST_F(PrefixExactnessCudaTest, EveryPromptLengthAfterAHitAsInOneStep) {
+  const LogitsRows whole = RunInSteps(*shared_.model, shared_.tokens, kMaxLength);
+  harness_->Restart(OneSlot());
+  Ask(PromptThenOther(1024));
+  for (int length = 2; length <= kMaxLength && !HasFatalFailure(); ++length) {
+    Sequence s{.token_ids = Prompt(length)};
+    harness_->Admit(s);
+    const auto boundary = static_cast<size_t>(s.num_computed);
+    LogitsRows rows;
+    harness_->RunToEnd(s, kMaxLength, &rows);
+    harness_->Release(s);
+    AskOther();  // takes the state slot, and so the tail
+    ASSERT_EQ(boundary, static_cast<size_t>(length - 1) / 256 * 256);
+    if (rows.size() == 1) continue;  // a step of decodes
+    for (size_t i = 0; i < rows.size(); ++i) {
+      ASSERT_EQ(rows[i], whole[boundary + i])
+          << "row " << i << " after " << boundary << " of " << length;
+    }
+  }
 }
 
 TEST_F(PrefixExactnessCudaTest, StepsOfOtherSizesAfterEveryBoundary) {
@@ -473,29 +539,25 @@ class HitsAgainstTheWholePrompt {
   std::vector<WholeRow> free_, forced_;
 };
 
-// Prints and returns the distances with choices forced.
-std::vector<Distances> CompareAll(HitsAgainstTheWholePrompt hits, const std::string& model) {
-  std::vector<Distances> all;
+// All rows are those of one step, choices forced or not; prints how far they are.
+void ExpectEqual(HitsAgainstTheWholePrompt hits, const std::string& model) {
   for (const int64_t chunk : {256, 37}) {
-    const std::string what = model + ", steps of " + std::to_string(chunk);
-    hits.Compare(false, chunk).Print(what + ", free");
-    all.push_back(hits.Compare(true, chunk));
-    all.back().Print(what + ", forced");
-  }
-  return all;
-}
-
-// Steps of other sizes sum in another order, which moves FP8 codes of the cache now and then: some
-// tokens in a hundred are further away (docs/numerics.md).
-TEST_F(PrefixExactnessCudaTest, AsNearToTheWholePromptAsStepsOfOtherSizesAre) {
-  for (Distances& d : CompareAll({*shared_.model, shared_.tokens}, "fathom-tiny")) {
-    EXPECT_LE(d.Quantile(0.95), 0.03);
+    for (const bool forced : {false, true}) {
+      Distances d = hits.Compare(forced, chunk);
+      d.Print(model + ", steps of " + std::to_string(chunk) + (forced ? ", forced" : ", free"));
+      EXPECT_EQ(d.num_equal_rows, d.values.size());
+      EXPECT_LE(d.Quantile(1), 0.03);
+      EXPECT_EQ(d.share_of_other_choices, 0);
+    }
   }
 }
 
-// Four layers of Flash's widths, all kinds, dummy weights: random ones multiply what a sum in
-// another order moves (docs/numerics.md), so the limit is that noise.
-TEST_F(PrefixExactnessCudaTest, NearToTheWholePromptAtRealWidths) {
+TEST_F(PrefixExactnessCudaTest, AHitAsTheWholePrompt) {
+  ExpectEqual({*shared_.model, shared_.tokens}, "fathom-tiny");
+}
+
+// Four layers, all kinds, dummy weights, which multiply what a sum in another order would move.
+TEST_F(PrefixExactnessCudaTest, AHitAsTheWholePromptAtRealWidths) {
   config::ModelConfig config =
       checkpoint::ParseModelConfig(checkpoint::PresetConfigText("flash").value(), "flash").value();
   config.num_layers = 4;
@@ -506,9 +568,9 @@ TEST_F(PrefixExactnessCudaTest, NearToTheWholePromptAtRealWidths) {
                                 std::move(device::MakeCudaDevice(0).value()), kMaxLength, 8192);
   ASSERT_TRUE(model.ok()) << model.status().message();
   const std::vector<int32_t> tokens = model::RandomTokens(config, kMaxLength, 5);
-  for (Distances& d : CompareAll({**model, tokens}, "4 layers of Flash's widths")) {
-    EXPECT_LE(d.Quantile(0.5), 0.05);
-  }
+  constexpr int64_t kChunks[] = {700, 256, 100, 33};
+  ExpectSameInSteps(**model, tokens, kChunks);
+  ExpectEqual({**model, tokens}, "4 layers of Flash's widths");
 }
 
 }  // namespace

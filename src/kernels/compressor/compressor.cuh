@@ -125,7 +125,7 @@ struct RunningSoftmax {
     const float old_scale = larger ? e : 1.0f, new_scale = larger ? 1.0f : e;
     m = fmaxf(m, z);
     l = l * old_scale + new_scale;
-    acc = acc * old_scale + new_scale * c;
+    acc = fmaf(acc, old_scale, new_scale * c);
   }
 };
 struct RunningPair {
@@ -187,7 +187,7 @@ __device__ void FinishEntry(const CudaAttentionPrologueParams& p, const CudaComp
   const bool active = 2 * i < kDim;
   float2 x{0, 0};
   if (active) x = {RoundBf16(pooled.x), RoundBf16(pooled.y)};
-  const float sum = BlockSum256(x.x * x.x + x.y * x.y, shared.sums);
+  const float sum = BlockSum256(fmaf(x.x, x.x, x.y * x.y), shared.sums);
   const float scale = 1.0f / sqrtf(sum / static_cast<float>(kDim) + p.norm_eps);
   if (active) {
     const float2 weight = UnpackBf16(reinterpret_cast<const uint32_t*>(compressor.norm)[i]);

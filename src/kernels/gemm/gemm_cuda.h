@@ -3,8 +3,9 @@
 // Several products that read the same or different activations go in one launch. Sums are FP32:
 // within a block of 128 columns the tensor core's own for FP8, across blocks FP32; the result is
 // rounded once. With few tokens a cluster of blocks shares the columns and adds its parts in rank
-// order, so results repeat bit for bit. Up to 32 tokens: gemm_stream_cuda.h; from 512 on:
-// gemm_large.h.
+// order, so results repeat bit for bit. Up to 32 tokens: gemm_stream_cuda.h; from 512 on, and for
+// prefill whatever the number: gemm_large.h, where a token's bits depend on neither the number of
+// tokens nor its place among them.
 #pragma once
 
 #include <cstdint>
@@ -39,11 +40,13 @@ struct CudaGemmParams {
   GemmProblem problems[kMaxGemmProblems] = {};
   int num_problems = 0;
   int64_t num_tokens = 0;  // x tiles hold at least this many, rounded up to PaddedTokens
+  bool prefill = false;    // the same bits for any number of tokens
 };
 
 // The rows that x tiles must hold for a number of tokens: what a block may read. Rows past
 // num_tokens hold any finite values.
-inline int64_t PaddedTokens(int64_t num_tokens) {
+inline int64_t PaddedTokens(int64_t num_tokens, bool prefill = false) {
+  if (prefill && num_tokens <= 64) return 64;
   if (num_tokens <= 8) return 8;
   if (num_tokens <= 16) return 16;
   if (num_tokens <= 32) return 32;

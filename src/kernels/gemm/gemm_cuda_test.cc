@@ -39,6 +39,13 @@ class GemmCudaTest : public CudaTest {
   }
 
   Problem Make(const Case& c, int64_t tokens, uint32_t seed) {
+    Problem p = MakeWeights(c, seed);
+    SetActivations(c, RandomActivations<BFloat16>(tokens * c.cols * c.groups, seed + 1), tokens,
+                   PaddedTokens(tokens), p);
+    return p;
+  }
+
+  Problem MakeWeights(const Case& c, uint32_t seed) {
     Problem p;
     p.w = RandomMatrix(DTypeOf(c.kind), c.rows, c.cols, seed);
     WeightMatrix on_gpu = p.w.view;
@@ -46,9 +53,15 @@ class GemmCudaTest : public CudaTest {
     on_gpu.scales = p.w.scales.empty() ? nullptr : As<uint8_t>(Keep(p, Upload(p.w.scales)));
     const device::Buffer& tiles = Keep(p, Poisoned(TiledBytes(c.kind, c.rows, c.cols)));
     p.gemm.w = LaunchTileWeights(on_gpu, c.kind, tiles.data(), *gpu_stream_);
+    p.gemm.groups = c.groups;
+    p.gemm.output = c.output;
+    return p;
+  }
 
-    const int64_t x_cols = c.cols * c.groups, rows = PaddedTokens(tokens);
-    const auto x = RandomActivations<BFloat16>(tokens * x_cols, seed + 1);
+  // x [tokens, groups * cols], in tiles of `rows` rows, and memory for y.
+  void SetActivations(const Case& c, const std::vector<BFloat16>& x, int64_t tokens, int64_t rows,
+                      Problem& p) {
+    const int64_t x_cols = c.cols * c.groups;
     if (c.kind == TileKind::kFp8 || c.kind == TileKind::kFp4) {
       const HostFp8Tiles host = MakeFp8Tiles(x, tokens, x_cols, rows);
       p.x = host.values;
@@ -59,14 +72,55 @@ class GemmCudaTest : public CudaTest {
       p.gemm.x_bf16 = {As<__nv_bfloat16>(Keep(p, Upload(MakeBf16Tiles(x, tokens, x_cols, rows)))),
                        rows / 8};
     }
-    p.gemm.groups = c.groups;
-    p.gemm.output = c.output;
     p.y = Poisoned(rows * c.rows * 4);
     p.y_scales = Poisoned(rows * c.rows / 128 * 4 + 16);
     p.gemm.y = p.y.data();
     p.gemm.y_stride = c.rows;
     p.gemm.y_fp8 = {As<uint8_t>(p.y), As<float>(p.y_scales), rows / 8};
-    return p;
+  }
+
+  // The bits of y of each token: of the whole step's x those from `step.first` on.
+  std::vector<std::vector<uint8_t>> Prefill(const Case& c, const std::vector<BFloat16>& x,
+                                            const TestStep& step, Problem& p) {
+    const int64_t width = c.cols * c.groups, rows = PaddedTokens(step.num_tokens, true);
+    const size_t kept = p.buffers.size();
+    const auto begin = x.begin() + step.first * width;
+    SetActivations(c, {begin, begin + step.num_tokens * width}, step.num_tokens, rows, p);
+    Launch(
+        {.problems = {p.gemm}, .num_problems = 1, .num_tokens = step.num_tokens, .prefill = true},
+        *gpu_stream_);
+    const auto bytes = Download<uint8_t>(p.y), scales = Download<uint8_t>(p.y_scales);
+    p.buffers.resize(kept);
+    std::vector<std::vector<uint8_t>> tokens;
+    for (int64_t t = 0; t < step.num_tokens; ++t) {
+      std::vector<uint8_t>& out = tokens.emplace_back();
+      if (c.output != GemmOutput::kFp8Tiles) {
+        const int64_t size = c.rows * (c.output == GemmOutput::kF32 ? 4 : 2);
+        out.assign(bytes.begin() + t * size, bytes.begin() + (t + 1) * size);
+        continue;
+      }
+      for (int64_t n = 0; n < c.rows; ++n) {
+        out.push_back(bytes[static_cast<size_t>(Fp8TileOffset(t, n, rows / 8))]);
+      }
+      for (int64_t block = 0; block < c.rows / 128; ++block) {
+        const auto scale = scales.begin() + (block * rows + t) * 4;
+        out.insert(out.end(), scale, scale + 4);
+      }
+    }
+    return tokens;
+  }
+
+  void ExpectSameInEveryStep(const Case& c) {
+    Problem p = MakeWeights(c, 3);
+    const auto x = RandomActivations<BFloat16>(kWholeStep * c.cols * c.groups, 4);
+    const auto whole = Prefill(c, x, {0, kWholeStep}, p);
+    for (const TestStep& step : kTestSteps) {
+      const auto tokens = Prefill(c, x, step, p);
+      for (int t = 0; t < step.num_tokens; ++t) {
+        ASSERT_EQ(tokens[static_cast<size_t>(t)], whole[static_cast<size_t>(step.first + t)])
+            << "token " << t << " of " << step.num_tokens << ", kind " << static_cast<int>(c.kind);
+      }
+    }
   }
 
   void Expect(const Case& c, Problem& p, int64_t tokens) {
@@ -152,6 +206,13 @@ TEST_F(GemmCudaTest, SeveralProductsInOneLaunch) {
            {TileKind::kFp8, 64, 1024}},
           tokens);
   }
+}
+
+TEST_F(GemmCudaTest, PrefillGivesATokenTheSameBitsInEveryStep) {
+  ExpectSameInEveryStep({TileKind::kFp8, 576, 4096});
+  ExpectSameInEveryStep({TileKind::kBf16, 320, 4096, 1, GemmOutput::kF32});
+  ExpectSameInEveryStep({TileKind::kBf16, 64, 1024});
+  ExpectSameInEveryStep({TileKind::kFp8AsBf16, 512, 1024, 4, GemmOutput::kFp8Tiles});
 }
 
 // Tiles of 256 tokens by 128 rows, and what is left of them.

@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(LargeThreads(kKind), 1)
 // The problems of one kind.
 template <TileKind kKind>
 void Run(const CudaGemmParams& all, device::Stream& stream) {
-  CudaGemmParams params{.num_tokens = all.num_tokens};
+  CudaGemmParams params{.num_tokens = all.num_tokens, .prefill = all.prefill};
   LargeGrid grid{};
   grid.token_tiles = static_cast<int>((all.num_tokens + kLargeTokens - 1) / kLargeTokens);
   int tiles = 0;
@@ -154,7 +154,7 @@ void Run(const CudaGemmParams& all, device::Stream& stream) {
 }  // namespace
 
 bool IsLarge(const CudaGemmParams& params) {
-  if (params.num_tokens < kLargeGemmTokens) return false;
+  if (!params.prefill && params.num_tokens < kLargeGemmTokens) return false;
   for (int i = 0; i < params.num_problems; ++i) {
     if (params.problems[i].w.kind == TileKind::kFp4) return false;
   }

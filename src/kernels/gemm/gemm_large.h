@@ -1,5 +1,6 @@
 // Weight products of many tokens (gemm_cuda.h says what they are): Launch of gemm_cuda.h comes here
-// from kLargeGemmTokens tokens on, for all kinds of weights but FP4.
+// from kLargeGemmTokens tokens on, and for prefill, for all kinds of weights but FP4. A sum is
+// taken in order of the columns, by one thread, whatever the number of tokens.
 #pragma once
 
 #include "kernels/gemm/gemm_cuda.h"

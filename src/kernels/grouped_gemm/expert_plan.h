@@ -3,8 +3,8 @@
 //   rows [0, padded tokens): the shared expert, row t for token t;
 //   then, by groups of 8 rows, the routed experts.
 // Up to 8 tokens: one group an expert, row t of it for token t, whether it was chosen or not (the
-// product is as wide anyway), so that nothing is gathered. More: an expert's pairs in order of
-// arrival, padded to whole groups, and the tokens' activations are gathered.
+// product is as wide anyway), so that nothing is gathered. More, and prefill: an expert's pairs in
+// order of arrival, padded to whole groups, and the tokens' activations are gathered.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +28,11 @@ struct ExpertPlan {
 
 inline constexpr int kDirectTokens = 8;  // up to here nothing is gathered
 
-inline constexpr int kLargeExpertTokens = 513;  // from here on experts_large.h
+inline constexpr int kLargeExpertTokens = 513;  // from here on, and for prefill, experts_large.h
 
 // Tokens of a tile, by the number of tokens in the step.
-constexpr int ExpertTileRows(int64_t num_tokens) {
-  if (num_tokens >= kLargeExpertTokens) return 256;
+constexpr int ExpertTileRows(int64_t num_tokens, bool prefill = false) {
+  if (prefill || num_tokens >= kLargeExpertTokens) return 256;
   return num_tokens <= 64 ? 8 : num_tokens <= 192 ? 16 : 32;
 }
 constexpr int64_t MaxExpertTiles(int64_t num_tokens, int num_experts, int num_chosen) {

@@ -188,7 +188,7 @@ void Launch(const CudaExpertParams& p, device::Stream& stream) {
   CHECK_EQ(p.hidden % 128, 0);
   CHECK_EQ(p.intermediate % 128, 0);
   CHECK_LE(p.hidden / 128, kMaxColBlocks);
-  if (p.num_tokens >= kLargeExpertTokens) return LaunchLarge(p, stream);
+  if (p.prefill || p.num_tokens >= kLargeExpertTokens) return LaunchLarge(p, stream);
   if (p.num_tokens <= kDirectTokens) {
     LaunchGateUpStream(p, 8, {.num_shared_tiles = 1, .routed = true}, stream);
     LaunchDownStream(p, 8, {.num_shared_tiles = 1, .routed = true, .plan_is_early = true}, stream);

@@ -28,14 +28,16 @@ struct ExpertTiles {
 
 struct CudaExpertParams {
   int64_t num_tokens = 0;
+  bool prefill = false;      // the same bits for any number of tokens; x holds whole 64 of them
   int64_t hidden = 0;        // H
   int64_t intermediate = 0;  // I
   int num_experts = 0;
   int num_chosen = 0;
   float swiglu_limit = 0;  // 0: no clamp
   ExpertTiles routed, shared;
-  Fp8Tiles x;         // [num_tokens, H]
-  Fp8Tiles gathered;  // [MaxPairRows, H], written by moe_route; unused up to kDirectTokens
+  Fp8Tiles x;  // [num_tokens, H]
+  // [MaxPairRows, H], written by moe_route; unused up to kDirectTokens, but for prefill
+  Fp8Tiles gathered;
   ExpertPlan plan;
   Fp8Tiles t;                  // [MaxPairRows, I], scratch
   __nv_bfloat16* y = nullptr;  // [MaxPairRows, H]

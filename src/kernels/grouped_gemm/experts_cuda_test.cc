@@ -86,27 +86,145 @@ class ExpertsCudaTest : public CudaTest {
             RandomMatrix(dtype, s.intermediate, s.hidden, seed + 2)};
   }
 
-  void Check(const Sizes& s, int64_t tokens, WeightDType dtype, bool hash) {
-    kept_.clear();
+  // Of a layer: experts, gate, and what routes besides it.
+  struct Layer {
+    Sizes sizes;
+    WeightDType dtype;
+    bool hash;
     std::vector<std::array<TestMatrix, 3>> experts, shared;
+    TestMatrix gate;
+    std::vector<float> bias;
+    std::vector<int32_t> tid2eid;
+  };
+  Layer MakeLayer(const Sizes& s, WeightDType dtype, bool hash) {
+    Layer layer{s,
+                dtype,
+                hash,
+                {},
+                {},
+                RandomMatrix(WeightDType::kBF16, s.num_experts, s.hidden, 2),
+                RandomFloats(s.num_experts, 3),
+                {}};
     for (int e = 0; e < s.num_experts; ++e) {
-      experts.push_back(MakeExpert(dtype, s, static_cast<uint32_t>(100 + 10 * e)));
+      layer.experts.push_back(MakeExpert(dtype, s, static_cast<uint32_t>(100 + 10 * e)));
     }
-    shared.push_back(MakeExpert(WeightDType::kFp8, s, 7));
-    const auto x = RandomActivations<BFloat16>(tokens * s.hidden, 1, 0.05f);
-    const int64_t rows = PaddedTokensOf(tokens);
-    const HostFp8Tiles x_tiles = MakeFp8Tiles(x, tokens, s.hidden, rows);
-    const TestMatrix gate = RandomMatrix(WeightDType::kBF16, s.num_experts, s.hidden, 2);
-    std::vector<float> logits = Logits(gate, x, tokens);
-    const auto bias = RandomFloats(s.num_experts, 3);
-    std::vector<int32_t> token_ids(static_cast<size_t>(tokens)), tid2eid;
-    for (int64_t t = 0; t < tokens; ++t)
-      token_ids[static_cast<size_t>(t)] = static_cast<int32_t>(t % 5);
+    layer.shared.push_back(MakeExpert(WeightDType::kFp8, s, 7));
     for (int i = 0; i < 5 * s.num_chosen; ++i) {
-      tid2eid.push_back((i * 3 + i / s.num_chosen) % s.num_experts);
+      layer.tid2eid.push_back((i * 3 + i / s.num_chosen) % s.num_experts);
     }
+    return layer;
+  }
 
-    // The CPU.
+  // Its weights there.
+  struct GpuLayer {
+    TiledMatrix gate;
+    const float* bias;
+    const int32_t* tid2eid;
+    ExpertTiles routed, shared;
+  };
+  GpuLayer UploadLayer(const Layer& layer) {
+    const Sizes& s = layer.sizes;
+    WeightMatrix gate = layer.gate.view;
+    gate.data = Keep(Upload(layer.gate.data));
+    const TileKind kind = layer.dtype == WeightDType::kFp4 ? TileKind::kFp4 : TileKind::kFp8;
+    return {.gate = LaunchTileWeights(
+                gate, TileKind::kBf16,
+                Keep(Poisoned(TiledBytes(TileKind::kBf16, s.num_experts, s.hidden))), *gpu_stream_),
+            .bias = layer.hash ? nullptr : KeepAs<float>(Upload(layer.bias)),
+            .tid2eid = layer.hash ? KeepAs<int32_t>(Upload(layer.tid2eid)) : nullptr,
+            .routed = MakeTiles(layer.experts, kind, s),
+            .shared = MakeTiles(layer.shared, TileKind::kFp8, s)};
+  }
+
+  struct GpuOutput {
+    std::vector<int32_t> ids, pair_of;
+    std::vector<float> weights, scores;
+    std::vector<BFloat16> y;  // rows of pairs
+  };
+  // x [tokens, hidden] and its FP8 form.
+  GpuOutput RunOnGpu(const Sizes& s, const GpuLayer& layer, const std::vector<BFloat16>& x,
+                     const HostFp8Tiles& x_tiles, const std::vector<int32_t>& token_ids,
+                     bool prefill) {
+    const size_t kept = kept_.size();
+    const auto tokens = static_cast<int64_t>(token_ids.size());
+    const int64_t pairs = tokens * s.num_chosen, rows = PaddedTokensOf(tokens);
+    const int64_t pair_rows = MaxPairRows(tokens, s.num_experts, s.num_chosen);
+    const std::vector<int32_t> token_seq(token_ids.size(), 0);
+    const auto pair_of = Poisoned(pairs * 4);
+    const ExpertPlan plan{
+        .num_tiles = KeepAs<int32_t>(Poisoned(4)),
+        .tiles = KeepAs<ExpertTile>(Poisoned(MaxExpertTiles(tokens, s.num_experts, s.num_chosen) *
+                                             int64_t{sizeof(ExpertTile)})),
+        .pair_of = As<int32_t>(pair_of),
+        .pair_weight = KeepAs<float>(Poisoned(pair_rows * 4))};
+    const Fp8Tiles gpu_x{KeepAs<uint8_t>(Upload(x_tiles.codes)),
+                         KeepAs<float>(Upload(x_tiles.scales)), rows / 8};
+    const Fp8Tiles gathered{KeepAs<uint8_t>(Poisoned(pair_rows * s.hidden)),
+                            KeepAs<float>(Poisoned(pair_rows * s.hidden / 32)), pair_rows / 8};
+    const auto ids = Poisoned(pairs * 4), weights = Poisoned(pairs * 4);
+    const std::vector<uint32_t> zero{0};
+    const auto scores = Poisoned(tokens * s.num_experts * 4);
+    Launch(
+        CudaMoeRouteParams{
+            .gate = layer.gate,
+            .h = {KeepAs<__nv_bfloat16>(Upload(MakeBf16Tiles(x, tokens, s.hidden, rows))),
+                  rows / 8},
+            .scores = As<float>(scores),
+            .counter = KeepAs<uint32_t>(Upload(zero)),
+            .num_tokens = tokens,
+            .prefill = prefill,
+            .num_experts = s.num_experts,
+            .num_chosen = s.num_chosen,
+            .bias = layer.bias,
+            .tid2eid = layer.tid2eid,
+            .token_ids = KeepAs<int32_t>(Upload(token_ids)),
+            .token_seq = KeepAs<int32_t>(Upload(token_seq)),
+            .scaling = 1.5f,
+            .expert_ids = As<int32_t>(ids),
+            .weights = As<float>(weights),
+            .plan = plan,
+            .hidden = s.hidden,
+            .x = gpu_x,
+            .gathered = gathered},
+        *gpu_stream_);
+    const auto y = Poisoned(pair_rows * s.hidden * 2);
+    Launch(CudaExpertParams{.num_tokens = tokens,
+                            .prefill = prefill,
+                            .hidden = s.hidden,
+                            .intermediate = s.intermediate,
+                            .num_experts = s.num_experts,
+                            .num_chosen = s.num_chosen,
+                            .swiglu_limit = 10.0f,
+                            .routed = layer.routed,
+                            .shared = layer.shared,
+                            .x = gpu_x,
+                            .gathered = gathered,
+                            .plan = plan,
+                            .t = {KeepAs<uint8_t>(Poisoned(pair_rows * s.intermediate)),
+                                  KeepAs<float>(Poisoned(pair_rows * s.intermediate / 32)),
+                                  pair_rows / 8},
+                            .y = As<__nv_bfloat16>(y)},
+           *gpu_stream_);
+    GpuOutput out{Download<int32_t>(ids), Download<int32_t>(pair_of), Download<float>(weights),
+                  Download<float>(scores), Download<BFloat16>(y)};
+    kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(kept), kept_.end());
+    return out;
+  }
+
+  static std::vector<int32_t> TokenIds(int64_t first, int64_t tokens) {
+    std::vector<int32_t> ids;
+    for (int64_t t = first; t < first + tokens; ++t) ids.push_back(static_cast<int32_t>(t % 5));
+    return ids;
+  }
+
+  void Check(const Sizes& s, int64_t tokens, WeightDType dtype, bool hash, bool prefill = false) {
+    kept_.clear();
+    const Layer layer = MakeLayer(s, dtype, hash);
+    const auto x = RandomActivations<BFloat16>(tokens * s.hidden, 1, 0.05f);
+    const HostFp8Tiles x_tiles = MakeFp8Tiles(x, tokens, s.hidden, PaddedTokensOf(tokens));
+    std::vector<float> logits = Logits(layer.gate, x, tokens);
+    const std::vector<int32_t> token_ids = TokenIds(0, tokens);
+
     const auto pairs = static_cast<size_t>(tokens * s.num_chosen);
     std::vector<int32_t> ids(pairs);
     std::vector<float> weights(pairs);
@@ -114,83 +232,61 @@ class ExpertsCudaTest : public CudaTest {
                           .num_tokens = tokens,
                           .num_experts = s.num_experts,
                           .num_chosen = s.num_chosen,
-                          .bias = hash ? nullptr : bias.data(),
-                          .tid2eid = hash ? tid2eid.data() : nullptr,
+                          .bias = hash ? nullptr : layer.bias.data(),
+                          .tid2eid = hash ? layer.tid2eid.data() : nullptr,
                           .token_ids = token_ids.data(),
                           .scaling = 1.5f,
                           .expert_ids = ids.data(),
                           .weights = weights.data()},
            *cpu_stream_);
     std::vector<BFloat16> x_values = Rounded(x_tiles.values), expected(x_values.size());
-    RunOnCpu(s, tokens, experts, shared, x_values, ids, weights, expected);
+    RunOnCpu(s, tokens, layer.experts, layer.shared, x_values, ids, weights, expected);
 
-    // The GPU.
-    const int64_t pair_rows = MaxPairRows(tokens, s.num_experts, s.num_chosen);
-    const std::vector<int32_t> token_seq(static_cast<size_t>(tokens), 0);
-    const ExpertPlan plan{
-        .num_tiles = KeepAs<int32_t>(Poisoned(4)),
-        .tiles = KeepAs<ExpertTile>(Poisoned(MaxExpertTiles(tokens, s.num_experts, s.num_chosen) *
-                                             int64_t{sizeof(ExpertTile)})),
-        .pair_of = KeepAs<int32_t>(Poisoned(static_cast<int64_t>(pairs) * 4)),
-        .pair_weight = KeepAs<float>(Poisoned(pair_rows * 4))};
-    const Fp8Tiles gpu_x{KeepAs<uint8_t>(Upload(x_tiles.codes)),
-                         KeepAs<float>(Upload(x_tiles.scales)), rows / 8};
-    const Fp8Tiles gathered{KeepAs<uint8_t>(Poisoned(pair_rows * s.hidden)),
-                            KeepAs<float>(Poisoned(pair_rows * s.hidden / 32)), pair_rows / 8};
-    const auto gpu_ids = Poisoned(static_cast<int64_t>(pairs) * 4);
-    const auto gpu_weights = Poisoned(static_cast<int64_t>(pairs) * 4);
-    WeightMatrix gate_on_gpu = gate.view;
-    gate_on_gpu.data = Keep(Upload(gate.data));
-    const std::vector<uint32_t> zero{0};
-    auto* const counter = KeepAs<uint32_t>(Upload(zero));
-    const auto scores = Poisoned(tokens * s.num_experts * 4);
-    Launch(
-        CudaMoeRouteParams{
-            .gate = LaunchTileWeights(
-                gate_on_gpu, TileKind::kBf16,
-                Keep(Poisoned(TiledBytes(TileKind::kBf16, s.num_experts, s.hidden))), *gpu_stream_),
-            .h = {KeepAs<__nv_bfloat16>(Upload(MakeBf16Tiles(x, tokens, s.hidden, rows))),
-                  rows / 8},
-            .scores = As<float>(scores),
-            .counter = counter,
-            .num_tokens = tokens,
-            .num_experts = s.num_experts,
-            .num_chosen = s.num_chosen,
-            .bias = hash ? nullptr : KeepAs<float>(Upload(bias)),
-            .tid2eid = hash ? KeepAs<int32_t>(Upload(tid2eid)) : nullptr,
-            .token_ids = KeepAs<int32_t>(Upload(token_ids)),
-            .token_seq = KeepAs<int32_t>(Upload(token_seq)),
-            .scaling = 1.5f,
-            .expert_ids = As<int32_t>(gpu_ids),
-            .weights = As<float>(gpu_weights),
-            .plan = plan,
-            .hidden = s.hidden,
-            .x = gpu_x,
-            .gathered = gathered},
-        *gpu_stream_);
-    const auto y = Poisoned(pair_rows * s.hidden * 2);
-    Launch(
-        CudaExpertParams{
-            .num_tokens = tokens,
-            .hidden = s.hidden,
-            .intermediate = s.intermediate,
-            .num_experts = s.num_experts,
-            .num_chosen = s.num_chosen,
-            .swiglu_limit = 10.0f,
-            .routed =
-                MakeTiles(experts, dtype == WeightDType::kFp4 ? TileKind::kFp4 : TileKind::kFp8, s),
-            .shared = MakeTiles(shared, TileKind::kFp8, s),
-            .x = gpu_x,
-            .gathered = gathered,
-            .plan = plan,
-            .t = {KeepAs<uint8_t>(Poisoned(pair_rows * s.intermediate)),
-                  KeepAs<float>(Poisoned(pair_rows * s.intermediate / 32)), pair_rows / 8},
-            .y = As<__nv_bfloat16>(y)},
-        *gpu_stream_);
+    const GpuOutput gpu = RunOnGpu(s, UploadLayer(layer), x, x_tiles, token_ids, prefill);
+    EXPECT_EQ(gpu.ids, ids);
+    ExpectWeights(s, tokens > kDirectTokens || prefill, gpu.scores, ids, weights, gpu.weights);
+    ExpectOutputs(s, tokens, gpu.y, gpu.pair_of, expected);
+  }
 
-    EXPECT_EQ(Download<int32_t>(gpu_ids), ids);
-    ExpectWeights(s, tokens, Download<float>(scores), ids, weights, Download<float>(gpu_weights));
-    ExpectOutputs(s, tokens, Download<BFloat16>(y), plan.pair_of, expected);
+  // The rows of a token: the shared expert's, then those of its pairs.
+  static std::vector<BFloat16> RowsOf(const Sizes& s, const GpuOutput& out, int64_t token) {
+    std::vector<BFloat16> rows;
+    for (int k = -1; k < s.num_chosen; ++k) {
+      const int64_t row =
+          k < 0 ? token : out.pair_of[static_cast<size_t>(token * s.num_chosen + k)];
+      const auto begin = out.y.begin() + row * s.hidden;
+      rows.insert(rows.end(), begin, begin + s.hidden);
+    }
+    return rows;
+  }
+
+  void ExpectSameInEveryStep(const Sizes& s, WeightDType dtype) {
+    kept_.clear();
+    const GpuLayer layer = UploadLayer(MakeLayer(s, dtype, false));
+    const auto x = RandomActivations<BFloat16>(kWholeStep * s.hidden, 1, 0.05f);
+    const auto run = [&](const TestStep& step) {
+      const auto begin = x.begin() + step.first * s.hidden;
+      const std::vector<BFloat16> rows(begin, begin + step.num_tokens * s.hidden);
+      return RunOnGpu(
+          s, layer, rows,
+          MakeFp8Tiles(rows, step.num_tokens, s.hidden, PaddedTokensOf(step.num_tokens)),
+          TokenIds(step.first, step.num_tokens), /*prefill=*/true);
+    };
+    const GpuOutput whole = run({0, kWholeStep});
+    for (const TestStep& step : kTestSteps) {
+      const GpuOutput out = run(step);
+      const auto same = [&](const auto& part, const auto& all) {
+        const auto at = all.begin() + int64_t{step.first} * s.num_chosen;
+        return std::equal(part.begin(), part.end(), at);
+      };
+      EXPECT_TRUE(same(out.ids, whole.ids)) << step.num_tokens;
+      EXPECT_TRUE(same(out.weights, whole.weights)) << step.num_tokens;
+      for (int64_t t = 0; t < step.num_tokens; ++t) {
+        const auto rows = RowsOf(s, out, t), expected = RowsOf(s, whole, step.first + t);
+        ASSERT_EQ(0, std::memcmp(rows.data(), expected.data(), rows.size() * 2))
+            << "token " << t << " of " << step.num_tokens;
+      }
+    }
   }
 
   static std::vector<float> Logits(const TestMatrix& gate, const std::vector<BFloat16>& x,
@@ -212,10 +308,10 @@ class ExpertsCudaTest : public CudaTest {
 
   // Of the gate's scores as the GPU has them the weights follow closely; those of exact products
   // are as far off as FP32 sums of the gate's products are.
-  static void ExpectWeights(const Sizes& s, int64_t tokens, std::vector<float> scores,
+  static void ExpectWeights(const Sizes& s, bool are_logits, std::vector<float> scores,
                             const std::vector<int32_t>& ids, const std::vector<float>& exact,
                             const std::vector<float>& actual) {
-    if (tokens > kDirectTokens) {  // they are logits
+    if (are_logits) {
       for (float& x : scores)
         x = std::sqrt(std::fmax(x, 0.0f) + std::log1p(std::exp(-std::fabs(x))));
     }
@@ -231,12 +327,7 @@ class ExpertsCudaTest : public CudaTest {
 
   // The sum of a token's rows, as the next boundary takes it.
   void ExpectOutputs(const Sizes& s, int64_t tokens, const std::vector<BFloat16>& y,
-                     const int32_t* gpu_pair_of, const std::vector<BFloat16>& expected) {
-    std::vector<int32_t> pair_of(static_cast<size_t>(tokens * s.num_chosen));
-    ASSERT_TRUE(
-        gpu_stream_->Copy(pair_of.data(), gpu_pair_of, static_cast<int64_t>(pair_of.size() * 4))
-            .ok());
-    ASSERT_TRUE(gpu_stream_->Synchronize().ok());
+                     const std::vector<int32_t>& pair_of, const std::vector<BFloat16>& expected) {
     std::vector<double> errors;  // of each token, relative
     for (int64_t t = 0; t < tokens; ++t) {
       double error = 0, norm = 0;
@@ -318,6 +409,15 @@ TEST_F(ExpertsCudaTest, MatchTheCpu) {
   Check(more, 3, WeightDType::kFp8, false);
   Check(more, 100, WeightDType::kFp8, false);
   Check({4096, 512, 8, 6}, 2, WeightDType::kFp4, true);
+  for (const int64_t tokens : {1, 8, 70}) {
+    Check(more, tokens, WeightDType::kFp4, false, /*prefill=*/true);
+  }
+  Check(small, 3, WeightDType::kFp8, true, /*prefill=*/true);
+}
+
+TEST_F(ExpertsCudaTest, PrefillGivesATokenTheSameBitsInEveryStep) {
+  ExpectSameInEveryStep({1024, 384, 32, 4}, WeightDType::kFp4);
+  ExpectSameInEveryStep({512, 256, 16, 6}, WeightDType::kFp8);
 }
 
 }  // namespace

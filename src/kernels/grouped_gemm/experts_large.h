@@ -1,5 +1,6 @@
 // The experts on a GPU for many tokens: Launch of experts_cuda.h comes here from kLargeExpertTokens
-// tokens on (expert_plan.h), where a plan's tiles have up to 256 rows.
+// tokens on (expert_plan.h), and for prefill, where a plan's tiles have up to 256 rows. A pair's
+// bits depend on neither how many there are nor its row.
 #pragma once
 
 #include "kernels/grouped_gemm/experts_cuda.h"

@@ -1,8 +1,6 @@
 // PostMixKernel: a block takes 64 tokens, a thread 8 columns of one of them in all four streams, 64
-// columns of all tokens at a time. What it fetches next is on its way while it computes. The
-// columns are eight ranges, whose sums are added in order at the end: blocks begin with different
-// ranges, since rows are 8 KB apart and memory is slow when all blocks read the same columns of
-// them. PreKernel: a block a token.
+// columns of all tokens at a time. What it fetches next is on its way while it computes. With few
+// tokens blocks share the columns, whole ranges of them. PreKernel: a block a token.
 #include <algorithm>
 
 #include "base/check.h"
@@ -24,7 +22,10 @@ constexpr int kSumStride = 32;               // floats of a token's sums
 constexpr int kParts = 3;                    // BF16 values of a mixer's value
 constexpr int kMixerTile = kNumMixes * 128;  // bytes: 24 rows of 64 BF16 columns
 
-constexpr int kMaxSplits = 16;
+__host__ __device__ int NumRanges(int64_t hidden) {
+  return static_cast<int>(hidden / kColumns < kBoundaryRanges ? hidden / kColumns
+                                                              : kBoundaryRanges);
+}
 
 __device__ float Sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
@@ -85,13 +86,13 @@ class PostMix {
   __device__ PostMix(const CudaHyperConnectionParams& params, int splits, PostMixShared& shared)
       : p_(params),
         s_(shared),
-        split_(static_cast<int>(blockIdx.x) % splits),
-        splits_(splits),
+        ranges_(NumRanges(params.hidden)),
+        range_(ranges_ * (static_cast<int>(blockIdx.x) % splits) / splits),
+        end_range_(ranges_ * (static_cast<int>(blockIdx.x) % splits + 1) / splits),
         first_(int64_t{blockIdx.x} / splits * kTokens) {}
 
   __device__ void Run() {
-    const int chunks = static_cast<int>(p_.hidden) / kColumns;
-    const int begin = chunks * split_ / splits_, end = chunks * (split_ + 1) / splits_;
+    const int begin = FirstChunk(range_), end = FirstChunk(end_range_);
     FetchMixers(begin);
     if (p_.output.y != nullptr) MakeComb();
     WaitForPredecessor();
@@ -100,18 +101,21 @@ class PostMix {
     __syncthreads();
     FetchY(begin);
     FetchStreams(begin);
-    for (int c = begin; c < end; ++c) {
-      const int buffer = (c - begin) & 1, next = c + 1 < end ? c + 1 : c;
-      Post(c, next, buffer);
-      SplitMixers(buffer);
-      FetchMixers(next);
-      if (c > begin) AddProducts();
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-      __syncthreads();
-      Multiply(buffer);
+    for (; range_ < end_range_; ++range_) {
+      const int first = FirstChunk(range_), last = FirstChunk(range_ + 1);
+      for (int c = first; c < last; ++c) {
+        const int buffer = c & 1, next = min(c + 1, end - 1);
+        Post(c, next, buffer);
+        SplitMixers(buffer);
+        FetchMixers(next);
+        if (c > first) AddProducts();
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        __syncthreads();
+        Multiply(buffer);
+      }
+      AddProducts();
+      WriteSums();
     }
-    AddProducts();
-    WriteSums();
   }
 
  private:
@@ -119,6 +123,9 @@ class PostMix {
   __device__ static int token() { return thread() / 8; }
   __device__ int64_t row() const { return min(first_ + token(), p_.num_tokens - 1); }
   __device__ bool real() const { return first_ + token() < p_.num_tokens; }
+  __device__ int FirstChunk(int range) const {
+    return static_cast<int>(p_.hidden) / kColumns * range / ranges_;
+  }
 
   // Half a warp a token.
   __device__ void MakeComb() {
@@ -258,14 +265,17 @@ class PostMix {
     }
   }
 
+  // Of the range; the next one's begin with nothing.
   __device__ void WriteSums() {
     const int lane = thread() % 32, row = thread() % 128 / 32 * 16 + lane / 4;
     float (*sums)[kSums] = s_.sums[thread() / 128];
 #pragma unroll
     for (int i = 0; i < 12; ++i) {
       sums[row + i % 4 / 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2] = sums_[i];
+      sums_[i] = 0;
     }
     const float squares = WarpSum<8>(squares_);
+    squares_ = 0;
     if (thread() % 8 == 0) s_.sums[0][token()][kNumMixes] = squares;
     __syncthreads();
     for (int i = thread(); i < kTokens * kSums; i += kThreads) {
@@ -273,13 +283,15 @@ class PostMix {
       float sum = s_.sums[0][t][mix];
       for (int j = 1; j < kS && mix < kNumMixes; ++j) sum += s_.sums[j][t][mix];
       if (first_ + t >= p_.num_tokens) continue;
-      p_.scratch[((first_ + t) * splits_ + split_) * kSumStride + mix] = sum;
+      p_.scratch[((first_ + t) * ranges_ + range_) * kSumStride + mix] = sum;
     }
   }
 
   const CudaHyperConnectionParams& p_;
   PostMixShared& s_;
-  const int split_, splits_;
+  const int ranges_;
+  int range_;  // that is being added up
+  const int end_range_;
   const int64_t first_;
   int32_t pair_[kPairs > 0 ? kPairs : 1];
   uint4 own_, pairs_[kPairs > 0 ? kPairs : 1], streams_[kS];
@@ -304,11 +316,12 @@ struct PreShared {
 };
 
 // pre for this launch; post and the logits of C for the next post.
-__device__ void Gates(const CudaHyperConnectionParams& p, int64_t t, int splits, PreShared& s) {
+__device__ void Gates(const CudaHyperConnectionParams& p, int64_t t, PreShared& s) {
   const int i = static_cast<int>(threadIdx.x);
   if (i < kSums) {
+    const int ranges = NumRanges(p.hidden);
     float sum = 0;
-    for (int k = 0; k < splits; ++k) sum += p.scratch[(t * splits + k) * kSumStride + i];
+    for (int k = 0; k < ranges; ++k) sum += p.scratch[(t * ranges + k) * kSumStride + i];
     s.mixes[i] = sum;
   }
   __syncthreads();
@@ -347,8 +360,8 @@ __device__ void WriteInput(const CudaHyperConnectionParams& p, int64_t t, int64_
   }
 }
 
-__global__ void __launch_bounds__(kPreThreads)
-    PreKernel(const __grid_constant__ CudaHyperConnectionParams p, int splits) {
+__global__ void __launch_bounds__(kPreThreads, 2)
+    PreKernel(const __grid_constant__ CudaHyperConnectionParams p) {
   __shared__ PreShared s;
   const int64_t t = blockIdx.x;
   const int thread = static_cast<int>(threadIdx.x);
@@ -363,7 +376,7 @@ __global__ void __launch_bounds__(kPreThreads)
       streams[n][k] = *reinterpret_cast<const uint4*>(p.streams + (t * kS + k) * p.hidden + column);
     }
   }
-  Gates(p, t, splits, s);
+  Gates(p, t, s);
   float y[kMaxPieces][8], squares = 0;
 #pragma unroll
   for (int n = 0; n < kMaxPieces; ++n) {
@@ -397,14 +410,14 @@ __global__ void __launch_bounds__(kPreThreads)
 // multiprocessors.
 int Splits(const CudaHyperConnectionParams& p) {
   const int64_t blocks = (p.num_tokens + kTokens - 1) / kTokens;
-  return static_cast<int>(
-      std::clamp<int64_t>(132 / blocks, 1, std::min<int64_t>(kMaxSplits, p.hidden / kColumns)));
+  return static_cast<int>(std::clamp<int64_t>(132 / blocks, 1, NumRanges(p.hidden)));
 }
 
 }  // namespace
 
 bool IsLargeBoundary(const CudaHyperConnectionParams& p) {
-  return p.scratch != nullptr && p.rows == nullptr && p.num_tokens >= kLargeBoundaryTokens &&
+  return p.scratch != nullptr && p.rows == nullptr &&
+         (p.prefill || p.num_tokens >= kLargeBoundaryTokens) &&
          p.output.num_chosen <= kMaxBoundaryPairs && p.hidden <= kMaxPieces * kPreThreads * 8;
 }
 
@@ -416,7 +429,7 @@ void LaunchLargeBoundary(const CudaHyperConnectionParams& p, device::Stream& str
   };
   const int pairs = p.output.pair_of == nullptr ? 0 : p.output.num_chosen;
   launch(pairs == 0 ? PostMixKernel<0> : pairs <= 6 ? PostMixKernel<6> : PostMixKernel<8>);
-  LaunchKernel(PreKernel, static_cast<unsigned>(p.num_tokens), kPreThreads, 0, stream, p, splits);
+  LaunchKernel(PreKernel, static_cast<unsigned>(p.num_tokens), kPreThreads, 0, stream, p);
 }
 
 }  // namespace fathom::kernels

@@ -11,10 +11,13 @@ namespace fathom::kernels {
 inline constexpr int64_t kLargeBoundaryTokens = 256;
 inline constexpr int64_t kMaxBoundaryPairs = 8;
 
-// The scratch of a step: sums of up to 132 blocks of 64 tokens, or of one block for each 64 tokens.
+// The columns are so many ranges, whose sums are added in order at the end: the same bits however
+// many blocks share them.
+inline constexpr int kBoundaryRanges = 16;
+
+// The scratch of a step: the sums of each range.
 constexpr int64_t BoundaryScratchFloats(int64_t num_tokens) {
-  const int64_t blocks = (num_tokens + 63) / 64;
-  return (blocks > 132 ? blocks : 132) * 64 * 32;
+  return num_tokens * kBoundaryRanges * 32;
 }
 
 bool IsLargeBoundary(const CudaHyperConnectionParams& params);

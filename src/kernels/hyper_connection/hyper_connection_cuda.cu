@@ -460,7 +460,7 @@ void RunTokens(const CudaHyperConnectionParams& params, device::Stream& stream) 
     CHECK(params.output.y != nullptr);
     return Run<1, kHead, true>(params, stream);
   }
-  if (params.num_tokens <= 16) return Run<1, kHead>(params, stream);
+  if (params.num_tokens <= 16 && !params.prefill) return Run<1, kHead>(params, stream);
   const int64_t slice = params.hidden / ClusterOf(params.hidden);
   slice <= 256 ? Run<4, kHead>(params, stream) : Run<2, kHead>(params, stream);
 }

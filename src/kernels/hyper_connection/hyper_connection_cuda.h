@@ -4,7 +4,7 @@
 // columns. C crosses from a launch to the next as raw logits: the softmax and Sinkhorn, which the
 // sub-layer does not need, run while the next launch waits for its predecessor. Where a
 // sub-layer ended it also reads the streams, post and pair_of before that wait: whoever writes them
-// is not its predecessor. From 256 tokens on: boundary_large.h.
+// is not its predecessor. From 256 tokens on, and for prefill: boundary_large.h.
 //
 // Where the output is one rank's part of a sum, the same launch exchanges it with the group
 // (collective/peer_view.h), for as few tokens as all blocks run at once.
@@ -37,6 +37,9 @@ struct SublayerOutput {
 struct CudaHyperConnectionParams {
   __nv_bfloat16* streams = nullptr;  // [num_tokens, 4, hidden], in place
   int64_t num_tokens = 0;
+  // The same bits for any number of tokens; without an exchange, where boundary_large.h's limits
+  // are kept.
+  bool prefill = false;
   int64_t hidden = 0;  // a multiple of 128
   SublayerOutput output = {};
   // The output is this rank's part; up to MaxExchangeTokens tokens or rows. size 1: it is all.

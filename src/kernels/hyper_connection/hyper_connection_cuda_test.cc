@@ -198,6 +198,118 @@ class HyperConnectionCudaTest : public CudaTest {
   }
 };
 
+// Two boundaries, experts between them, and the head, of some of the tokens of a whole step.
+class PrefillBoundaryTest : public HyperConnectionCudaTest {
+ protected:
+  static constexpr int kChosen = 6;
+
+  void SetUp() override {
+    HyperConnectionCudaTest::SetUp();
+    if (gpu_ == nullptr) return;
+    const int64_t values = kWholeStep * hidden_;
+    streams_ = RandomActivations<BFloat16>(4 * values, 1);
+    gpu_pairs_ = Upload(RandomActivations<BFloat16>((1 + kChosen) * values, 2));
+    for (const int mixes : {24, 24, 4}) {
+      const Mixer m = RandomMixer(mixes, hidden_, 10 + static_cast<uint32_t>(mixers_.size()));
+      mixers_.push_back({Upload(m.fn.data), Upload(m.scale), Upload(m.base), Upload(m.norm)});
+    }
+  }
+
+  // Each token's streams, input and its FP8 codes, gates, and input of the head.
+  std::vector<std::vector<uint8_t>> Run(const TestStep& step) {
+    const int64_t tokens = step.num_tokens, rows = (tokens + 7) / 8 * 8;
+    const auto begin = streams_.begin() + step.first * 4 * hidden_;
+    const auto streams = Upload(std::vector<BFloat16>(begin, begin + tokens * 4 * hidden_));
+    const auto post_a = Poisoned(tokens * 16), comb_a = Poisoned(tokens * 64);
+    const auto post_b = Poisoned(tokens * 16), comb_b = Poisoned(tokens * 64);
+    const auto h = Poisoned(rows * hidden_ * 2), codes = Poisoned(rows * hidden_);
+    const auto scales = Poisoned(rows * hidden_ / 32);
+    const auto scratch = Poisoned(BoundaryScratchFloats(tokens) * 4);
+    std::vector<int32_t> pair_of, all;
+    for (int t = 0; t < tokens; ++t) {
+      all.push_back(t);
+      for (int k = 1; k <= kChosen; ++k) pair_of.push_back(kWholeStep * k + t);
+    }
+    const auto gpu_pair_of = Upload(pair_of), rows_of_head = Upload(all);
+    const auto boundary = [&](const Weights& w) {
+      return CudaHyperConnectionParams{.streams = As<__nv_bfloat16>(streams),
+                                       .num_tokens = tokens,
+                                       .prefill = true,
+                                       .hidden = hidden_,
+                                       .fn = As<const float>(w.fn),
+                                       .scale = As<const float>(w.scale),
+                                       .base = As<const float>(w.base),
+                                       .norm_weight = As<const __nv_bfloat16>(w.norm),
+                                       .constants = kConstants,
+                                       .h = {As<__nv_bfloat16>(h), rows / 8},
+                                       .h_fp8 = {As<uint8_t>(codes), As<float>(scales), rows / 8},
+                                       .scratch = As<float>(scratch)};
+    };
+    // Row `first` of each part is the step's first token.
+    const SublayerOutput output{As<const __nv_bfloat16>(gpu_pairs_) + step.first * hidden_,
+                                As<const int32_t>(gpu_pair_of), kChosen};
+    std::vector<std::vector<uint8_t>> out(static_cast<size_t>(tokens));
+    const auto append = [&](const device::Buffer& buffer, int64_t bytes) {
+      const auto all_bytes = Download<uint8_t>(buffer);
+      for (int64_t t = 0; t < tokens; ++t) {
+        const auto row = all_bytes.begin() + t * bytes;
+        auto& to = out[static_cast<size_t>(t)];
+        to.insert(to.end(), row, row + bytes);
+      }
+    };
+    const auto append_h = [&](bool fp8) {
+      const auto values = Download<uint8_t>(h), all_codes = Download<uint8_t>(codes);
+      for (int64_t t = 0; t < tokens; ++t) {
+        auto& to = out[static_cast<size_t>(t)];
+        for (int64_t k = 0; k < hidden_; ++k) {
+          const auto at = static_cast<size_t>(Bf16TileOffset(t, k, rows / 8));
+          to.insert(to.end(), {values[at], values[at + 1]});
+          if (fp8) to.push_back(all_codes[static_cast<size_t>(Fp8TileOffset(t, k, rows / 8))]);
+        }
+      }
+    };
+    CudaHyperConnectionParams p = boundary(mixers_[0]);
+    p.after = {As<float>(post_a), As<float>(comb_a)};
+    Launch(p, *gpu_stream_);
+    append_h(true);
+    p = boundary(mixers_[1]);
+    p.output = output;
+    p.before = {As<float>(post_a), As<float>(comb_a)};
+    p.after = {As<float>(post_b), As<float>(comb_b)};
+    Launch(p, *gpu_stream_);
+    append_h(true);
+    append(streams, 8 * hidden_);
+    append(post_b, 16);
+    append(comb_b, 64);
+    p = boundary(mixers_[2]);
+    p.output = output;
+    p.before = {As<float>(post_b), As<float>(comb_b)};
+    p.rows = As<const int32_t>(rows_of_head);
+    Launch(p, *gpu_stream_);
+    append_h(false);
+    return out;
+  }
+
+  struct Weights {
+    device::Buffer fn, scale, base, norm;
+  };
+  const int64_t hidden_ = 1024;
+  std::vector<BFloat16> streams_;
+  std::vector<Weights> mixers_;
+  device::Buffer gpu_pairs_;
+};
+
+TEST_F(PrefillBoundaryTest, GivesATokenTheSameBitsInEveryStep) {
+  const auto whole = Run({0, kWholeStep});
+  for (const TestStep& step : kTestSteps) {
+    const auto tokens = Run(step);
+    for (int t = 0; t < step.num_tokens; ++t) {
+      ASSERT_EQ(tokens[static_cast<size_t>(t)], whole[static_cast<size_t>(step.first + t)])
+          << "token " << t << " of " << step.num_tokens;
+    }
+  }
+}
+
 TEST_F(HyperConnectionCudaTest, BoundariesMatchTheCpu) {
   for (const int64_t tokens : {1, 2, 16, 17, 67, 256, 300}) {
     Check(tokens, 256, false);

@@ -178,6 +178,77 @@ class IndexSelectCudaTest : public CudaTest {
   }
 };
 
+// Steps of a prompt: few tokens are selected for by other kernels than many.
+class IndexStepsTest : public IndexSelectCudaTest {
+ protected:
+  static constexpr int kBefore = 7000, kHeads = 64, kTopk = 512, kTotal = kBefore + kWholeStep;
+
+  void SetUp() override {
+    IndexSelectCudaTest::SetUp();
+    if (gpu_ == nullptr) return;
+    q_ = RandomActivations<BFloat16>(int64_t{kWholeStep} * kHeads * 128, 21, 3.0f);
+    projected_ = RandomActivations<BFloat16>(int64_t{kWholeStep} * kHeads, 22);
+  }
+
+  std::vector<int32_t> Run(IndexKeyDType dtype, const device::Buffer& pool, const TestStep& step) {
+    batch_.SetStep({{kBefore + step.first, step.num_tokens}});
+    const int tokens = step.num_tokens, max_entries = (kBefore + step.first + tokens) / 4;
+    std::vector<float> angles(static_cast<size_t>(tokens * 64)), frequencies;
+    for (int i = 0; i < 32; ++i) frequencies.push_back(std::pow(10000.0f, -i / 32.0f));
+    for (int t = 0; t < tokens; ++t) {
+      RopeAngles(kBefore + step.first + t, frequencies, angles.data() + t * 64);
+    }
+    const auto rows = [&](const std::vector<BFloat16>& all, int64_t width) {
+      const auto begin = all.begin() + step.first * width;
+      return Upload(std::vector<BFloat16>(begin, begin + tokens * width));
+    };
+    std::vector<device::Buffer> keep;
+    const auto upload = [this](const auto& v) { return Upload(v); };
+    const auto q = rows(q_, kHeads * 128), projected = rows(projected_, kHeads);
+    const auto gpu_angles = Upload(angles), selected = Poisoned(int64_t{tokens} * kTopk * 4);
+    const auto counts = Poisoned(tokens * 4);
+    const auto workspace = Poisoned(IndexWorkspaceBytes(tokens, kHeads, max_entries));
+    const auto counters = Upload(std::vector<uint8_t>(IndexCountersBytes(), 0));
+    CudaIndexSelectParams p;
+    p.batch = batch_.OnDevice(upload, keep);
+    p.q = As<const __nv_bfloat16>(q);
+    p.projected = As<const __nv_bfloat16>(projected);
+    p.projected_stride = kHeads;
+    p.weight_scale = 1 / std::sqrt(128.0f * kHeads);
+    p.num_heads = kHeads;
+    p.angles = As<const float>(gpu_angles);
+    p.topk = kTopk;
+    p.keys = TestPools::Index(pool.data(), dtype);
+    p.dtype = dtype;
+    p.max_entries = max_entries;
+    p.workspace = workspace.data();
+    p.workspace_bytes = workspace.bytes();
+    p.counters = counters.data();
+    p.selected = As<int32_t>(selected);
+    p.counts = As<int32_t>(counts);
+    Launch(p, *gpu_stream_);
+    return Download<int32_t>(selected);
+  }
+
+  TestBatch batch_{1, kTotal, 11};
+  std::vector<BFloat16> q_, projected_;
+};
+
+TEST_F(IndexStepsTest, ATokenSelectsTheSameInEveryStep) {
+  for (const IndexKeyDType dtype : {IndexKeyDType::kFp4, IndexKeyDType::kFp8}) {
+    std::vector<uint8_t> pool(static_cast<size_t>(batch_.num_blocks() * TestPools::kBlockBytes));
+    FillKeys(TestPools::Index(reinterpret_cast<std::byte*>(pool.data()), dtype),
+             batch_.num_blocks(), dtype, false);
+    const auto gpu_pool = Upload(pool);
+    const auto whole = Run(dtype, gpu_pool, {0, kWholeStep});
+    for (const TestStep& step : kTestSteps) {
+      const auto part = Run(dtype, gpu_pool, step);
+      EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + step.first * kTopk))
+          << step.num_tokens << " tokens";
+    }
+  }
+}
+
 TEST_F(IndexSelectCudaTest, DecodeMatchesTheCpu) {
   for (const IndexKeyDType dtype : {IndexKeyDType::kFp4, IndexKeyDType::kFp8}) {
     Run({64, 512, dtype, {{8191, 1}}});

@@ -357,12 +357,12 @@ void Launch(const CudaMoeRouteParams& p, device::Stream& stream) {
   CHECK_LE(p.num_chosen, p.num_experts);
   CHECK_NE(p.bias == nullptr, p.tid2eid == nullptr);
   CHECK(p.gate.kind == TileKind::kBf16 && p.gate.cols == p.hidden);
-  if (p.num_tokens <= kDirectTokens) {
+  if (p.num_tokens <= kDirectTokens && !p.prefill) {
     const auto experts = static_cast<unsigned>(p.num_experts);
     return LaunchKernel(RouteDirectKernel, (experts + kDirectExperts - 1) / kDirectExperts,
                         kDirectThreads, 0, stream, p);
   }
-  CudaGemmParams gate{.num_problems = 1, .num_tokens = p.num_tokens};
+  CudaGemmParams gate{.num_problems = 1, .num_tokens = p.num_tokens, .prefill = p.prefill};
   gate.problems[0] = {.w = p.gate,
                       .x_fp8 = {},
                       .x_bf16 = p.h,
@@ -375,7 +375,8 @@ void Launch(const CudaMoeRouteParams& p, device::Stream& stream) {
   LaunchKernel(RouteKernel, (tokens + kRouteWarps - 1) / kRouteWarps, kRouteWarps * 32, 0, stream,
                p);
   LaunchKernel(PlanKernel, 1, kPlanThreads, 0, stream, p,
-               static_cast<int>((p.num_tokens + 63) / 64 * 8), ExpertTileRows(p.num_tokens));
+               static_cast<int>((p.num_tokens + 63) / 64 * 8),
+               ExpertTileRows(p.num_tokens, p.prefill));
   LaunchKernel(GatherKernel, (tokens * static_cast<unsigned>(p.num_chosen) + 7) / 8, 256, 0, stream,
                p);
 }

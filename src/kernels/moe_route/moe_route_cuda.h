@@ -1,7 +1,7 @@
 // Routing on a GPU: the gate's product, moe_route.h, then the plan of the expert products
 // (expert_plan.h): which rows each expert computes, and for more than kDirectTokens tokens their
-// activations gathered by expert. Up to kDirectTokens tokens that is one launch. Padding tokens
-// (token_seq -1) are routed nowhere.
+// activations gathered by expert. Up to kDirectTokens tokens that is one launch, but for prefill.
+// Padding tokens (token_seq -1) are routed nowhere.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +23,7 @@ struct CudaMoeRouteParams {
   // Zero before and after; another stream's launches need another one.
   uint32_t* counter = nullptr;
   int64_t num_tokens = 0;
+  bool prefill = false;  // the same choices and weights for any number of tokens
   int num_experts = 0;
   int num_chosen = 0;
   const float* bias = nullptr;         // [num_experts], score routing

@@ -178,10 +178,11 @@ int64_t SparseAttentionWorkspaceBytes(int num_heads) {
 
 void Launch(const CudaSparseAttentionParams& p, device::Stream& stream) {
   if (p.batch.num_tokens == 0) return;
-  if (const int splits = DecodeSplits(p); splits > 0) return LaunchDecode(p, splits, stream);
+  const int decode_splits = p.prefill ? 0 : DecodeSplits(p);
+  if (decode_splits > 0) return LaunchDecode(p, decode_splits, stream);
   const int head_tiles = HeadTiles(p.num_heads);
   const int blocks = p.batch.num_tokens * head_tiles;
-  const int max_splits = std::max(1, kTargetBlocks / blocks);
+  const int max_splits = p.prefill ? 1 : std::max(1, kTargetBlocks / blocks);
   Parts parts;
   parts.sums = p.workspace;
   parts.scales = reinterpret_cast<float2*>(p.workspace + int64_t{p.batch.num_tokens} * p.num_heads *

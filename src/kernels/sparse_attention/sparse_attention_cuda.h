@@ -5,9 +5,10 @@
 //   o = b(sum b(p) * k / (sum p + exp(sink - m))); out = b(inverse rope(o)).
 // A token of ratio 4 attends to the first min(topk, visible) of its selected entries.
 // A step of few tokens spreads a token's keys over blocks (splits); how many depends on num_tokens,
-// max_blocks and the token's keys only, so a step of the same shape gives the same bits. Pages,
-// entries, fresh and angles are read before the wait (launch.cuh): the launch just before must not
-// write them.
+// max_blocks and the token's keys only, so a step of the same shape gives the same bits. Prefill
+// does not: a block adds up a token's keys in their order, 64 at a time, in a step of any size.
+// Pages, entries, fresh and angles are read before the wait (launch.cuh): the launch just before
+// must not write them.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -23,6 +24,7 @@ namespace fathom::kernels {
 
 struct CudaSparseAttentionParams {
   CudaBatch batch;
+  bool prefill = false;              // the same bits in a step of any size
   const __nv_bfloat16* q = nullptr;  // [num_tokens, num_heads, 512], of the weight product
   int num_heads = 0;                 // any up to 128
   float norm_eps = 0;

@@ -155,6 +155,118 @@ class SparseAttentionCudaTest : public CudaTest {
   }
 };
 
+// Steps of a prompt, the keys of earlier ones in pages: one sequence with kBefore tokens computed
+// before the whole step.
+class PrefillAttentionTest : public SparseAttentionCudaTest {
+ protected:
+  static constexpr int kBefore = 300, kHeads = 8, kTopk = 192, kTotal = kBefore + kWholeStep;
+
+  void SetUp() override {
+    SparseAttentionCudaTest::SetUp();
+    if (gpu_ == nullptr) return;
+    q_ = RandomActivations<BFloat16>(int64_t{kWholeStep} * kHeads * 512, 3, 4.0f);
+    sink_ = Upload(RandomFloats(kHeads, 5));
+    batch_.SetStep({{0, kTotal}});
+    FillWindow();
+    batch_.SetStep({{kBefore, kWholeStep}});
+    std::vector<int32_t> counts;
+    selected_.resize(size_t{kWholeStep} * kTopk);
+    Select(batch_.view(), kTopk, selected_, counts);
+  }
+
+  // The same entries in pages and as rows of steps.
+  void FillWindow() {
+    const auto noise = RandomFloats(kTotal * 512, 7);
+    std::vector<uint8_t> pages(static_cast<size_t>(batch_.num_pages() * TestPools::kPageBytes));
+    const auto entries = TestPools::Window(reinterpret_cast<std::byte*>(pages.data()));
+    for (size_t position = 0; position < kTotal; ++position) {
+      float values[512];
+      for (size_t i = 0; i < 512; ++i) values[i] = RoundToBFloat16(noise[position * 512 + i]);
+      const EntrySlot slot =
+          entries.At(batch_.view().window_tables[position / 64], static_cast<int>(position % 64));
+      StoreKvEntry<BFloat16>(values, 512, 64, slot);
+      LoadKvEntry<BFloat16>(slot, 512, 64, values);
+      for (const float v : values) fresh_.push_back(BFloat16(v));
+    }
+    pages_ = Upload(pages);
+  }
+
+  void FillBlocks(int ratio) {
+    std::vector<uint8_t> blocks(static_cast<size_t>(batch_.num_blocks() * TestPools::kBlockBytes));
+    auto* pool = reinterpret_cast<std::byte*>(blocks.data());
+    FillEntries(ratio == 4 ? TestPools::C4(pool) : TestPools::C128(pool), batch_.num_blocks(), 1);
+    blocks_ = Upload(blocks);
+  }
+
+  template <typename U>
+  device::Buffer UploadRows(const std::vector<U>& all, int64_t first, int64_t count,
+                            int64_t width) {
+    const auto begin = all.begin() + first * width;
+    return Upload(std::vector<U>(begin, begin + count * width));
+  }
+
+  // [num_tokens, kHeads * 512]
+  std::vector<BFloat16> Run(int ratio, const TestStep& step) {
+    batch_.SetStep({{kBefore + step.first, step.num_tokens}});
+    const int64_t tokens = step.num_tokens, rows = (tokens + 7) / 8 * 8;
+    std::vector<float> angles(static_cast<size_t>(tokens * 64)), frequencies;
+    for (int i = 0; i < 32; ++i) frequencies.push_back(std::pow(10000.0f, -i / 32.0f));
+    for (int64_t t = 0; t < tokens; ++t) {
+      RopeAngles(kBefore + step.first + static_cast<int>(t), frequencies, angles.data() + t * 64);
+    }
+    std::vector<device::Buffer> keep;
+    const auto upload = [this](const auto& v) { return Upload(v); };
+    const auto q = UploadRows(q_, step.first, tokens, kHeads * 512);
+    const auto fresh = UploadRows(fresh_, kBefore + step.first, tokens, 512);
+    const auto selected = UploadRows(selected_, step.first, tokens, kTopk);
+    const auto gpu_angles = Upload(angles), out = Poisoned(rows * kHeads * 1024);
+    const auto workspace = Poisoned(SparseAttentionWorkspaceBytes(kHeads));
+    CudaSparseAttentionParams p;
+    p.batch = batch_.OnDevice(upload, keep);
+    p.prefill = true;
+    p.q = As<const __nv_bfloat16>(q);
+    p.num_heads = kHeads;
+    p.norm_eps = 1e-6f;
+    p.angles = As<const float>(gpu_angles);
+    p.sink = As<const float>(sink_);
+    p.fresh = As<const __nv_bfloat16>(fresh);
+    p.pages = TestPools::Window(pages_.data());
+    p.ratio = ratio;
+    p.compressed = ratio == 4 ? TestPools::C4(blocks_.data()) : TestPools::C128(blocks_.data());
+    p.selected = As<const int32_t>(selected);
+    p.topk = kTopk;
+    p.out = {As<__nv_bfloat16>(out), rows / 8};
+    p.workspace = As<float>(workspace);
+    Launch(p, *gpu_stream_);
+    const auto tiles = Download<BFloat16>(out);
+    std::vector<BFloat16> values;
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t k = 0; k < kHeads * 512; ++k) {
+        values.push_back(tiles[static_cast<size_t>(Bf16TileOffset(t, k, rows / 8) / 2)]);
+      }
+    }
+    return values;
+  }
+
+  TestBatch batch_{1, kTotal, 11};
+  std::vector<BFloat16> q_, fresh_;
+  std::vector<int32_t> selected_;
+  device::Buffer sink_, pages_, blocks_;
+};
+
+TEST_F(PrefillAttentionTest, GivesATokenTheSameBitsInEveryStep) {
+  for (const int ratio : {0, 4, 128}) {
+    FillBlocks(ratio);
+    const auto whole = Run(ratio, {0, kWholeStep});
+    for (const TestStep& step : kTestSteps) {
+      const auto part = Run(ratio, step);
+      const BFloat16* expected = whole.data() + step.first * kHeads * 512;
+      ASSERT_EQ(0, std::memcmp(part.data(), expected, part.size() * 2))
+          << "ratio " << ratio << ", " << step.num_tokens << " tokens";
+    }
+  }
+}
+
 TEST_F(SparseAttentionCudaTest, OneTokenMatchesTheCpu) {
   for (const int ratio : {0, 4, 128}) {
     for (const int computed : {0, 1, 62, 63, 64, 127, 128, 255, 300, 2100}) {
