@@ -36,9 +36,9 @@ struct CudaStep {
   ChoiceRecorder* recorder = nullptr;
 };
 
-// A step in which every sequence runs one token and wants its logits.
+// A step in which every sequence runs one token, none of a prompt, and wants its logits.
 inline bool IsDecode(const ForwardBatch& batch) {
-  return batch.token_ids.size() == batch.num_computed.size() &&
+  return !batch.has_prompt && batch.token_ids.size() == batch.num_computed.size() &&
          batch.logits_rows.size() == batch.token_ids.size();
 }
 

@@ -61,6 +61,9 @@ struct ForwardBatch {
   std::span<const int32_t> first_window_page;  // [S]
   std::span<const int32_t> state_slots;        // [S]
   std::span<const int32_t> logits_rows;        // token rows whose logits are wanted, ascending
+  // Some are of a prompt. On a GPU a prompt's tokens have the same bits whatever the steps are; a
+  // step of one token a sequence is one of decodes, unless this says otherwise.
+  bool has_prompt = false;
   // How many tokens each data rank runs in this step, its own (T) among them: ranks that run none
   // take part in what all do together. Empty: there is one data rank.
   std::span<const int32_t> data_rank_tokens = {};

@@ -29,6 +29,7 @@ void DeviceBatch::Clear() {
   first_window_page_.clear();
   state_slots_.clear();
   logits_rows_.clear();
+  has_prompt_ = false;
 }
 
 void DeviceBatch::AddSequence(std::span<const int32_t> token_ids, int32_t num_computed,
@@ -77,6 +78,7 @@ model::ForwardBatch DeviceBatch::View() {
   view.first_window_page = first_window_page_;
   view.state_slots = state_slots_;
   view.logits_rows = logits_rows_;
+  view.has_prompt = has_prompt_;
   return view;
 }
 

@@ -22,6 +22,9 @@ class DeviceBatch {
   // Appends one token that only the device knows: sampled[source].
   void AddSampledToken(int32_t source, int32_t num_computed, const request::BlockTable& table);
 
+  // The sequence that was added last is still in its prompt.
+  void MarkPrompt() { has_prompt_ = true; }
+
   // Asks for the logits of a token of the sequence that was added last; offsets ascend.
   void AddLogitsRow(size_t offset_in_sequence);
 
@@ -38,6 +41,7 @@ class DeviceBatch {
   std::vector<int32_t> first_window_page_;
   std::vector<int32_t> state_slots_;
   std::vector<int32_t> logits_rows_;
+  bool has_prompt_ = false;
   std::vector<std::vector<int32_t>> blocks_, window_pages_;  // ragged; [0, num_sequences) in use
   std::vector<int32_t> block_tables_, window_tables_;        // padded
 };

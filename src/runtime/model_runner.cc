@@ -218,6 +218,8 @@ void ModelRunner::FillBatch(const request::ScheduledBatch& batch) {
     } else {
       device_batch_.AddSequence(s.token_ids, s.num_computed_tokens, s.block_table);
     }
+    const size_t prompt_size = s.request->prompt_token_ids.size();
+    if (static_cast<size_t>(s.num_computed_tokens) < prompt_size) device_batch_.MarkPrompt();
     first_row_.push_back(device_batch_.num_logits_rows());
     const size_t num_prompt_rows = NumPromptLogprobs(s);
     for (size_t i = 0; i < num_prompt_rows; ++i) device_batch_.AddLogitsRow(i);

@@ -90,15 +90,12 @@ class AttentionPrologueCudaTest : public CudaTest {
         *cpu_stream_);
   }
 
-  // Runs one step on both sides and compares.
-  void Step(const std::vector<TestSequence>& sequences, int padding = 0) {
-    batch_.SetStep(sequences);
+  struct GpuRows {
+    std::vector<uint8_t> codes, fresh;  // codes in tiles of whole eight rows
+  };
+  // The batch's step.
+  GpuRows RunOnGpu(const Inputs& in, int padding) {
     const int64_t tokens = batch_.num_tokens(), rows = (tokens + padding + 7) / 8 * 8;
-    seed_ += 10;
-    Inputs in{RandomActivations<BFloat16>(tokens * kRank, seed_),
-              RandomActivations<BFloat16>(tokens * 512, seed_ + 1),
-              RandomFloats(tokens * 2 * width_, seed_ + 2), RandomFloats(tokens * 512, seed_ + 3)};
-
     std::vector<device::Buffer> keep;
     const auto upload = [this](const auto& v) { return Upload(v); };
     const auto put = [&](const auto& v) {
@@ -154,7 +151,18 @@ class AttentionPrologueCudaTest : public CudaTest {
     p.slot_bytes = slot_bytes();
     p.index_dtype = dtype_;
     Launch(p, *gpu_stream_);
-    ASSERT_TRUE(gpu_stream_->Synchronize().ok());
+    return {Bytes(codes, rows * kRank), Bytes(fresh, tokens * 1024)};
+  }
+
+  // Runs one step on both sides and compares.
+  void Step(const std::vector<TestSequence>& sequences, int padding = 0) {
+    batch_.SetStep(sequences);
+    const int64_t tokens = batch_.num_tokens(), rows = (tokens + padding + 7) / 8 * 8;
+    seed_ += 10;
+    Inputs in{RandomActivations<BFloat16>(tokens * kRank, seed_),
+              RandomActivations<BFloat16>(tokens * 512, seed_ + 1),
+              RandomFloats(tokens * 2 * width_, seed_ + 2), RandomFloats(tokens * 512, seed_ + 3)};
+    const GpuRows gpu = RunOnGpu(in, padding);
 
     // The CPU.
     const BatchView view = batch_.view();
@@ -182,23 +190,56 @@ class AttentionPrologueCudaTest : public CudaTest {
     if (ratio_ != 0) Compress(in, false);
     if (ratio_ == 4) Compress(in, true);
 
-    const auto gpu_codes = Bytes(codes, rows * kRank);
     const HostFp8Tiles expected = MakeFp8Tiles(in.qr, tokens, kRank, rows);
     size_t different = 0;
     for (int64_t t = 0; t < tokens; ++t) {
       for (int64_t k = 0; k < kRank; ++k) {
         const auto at = static_cast<size_t>(Fp8TileOffset(t, k, rows / 8));
-        different += gpu_codes[at] != expected.codes[at] ? 1 : 0;
+        different += gpu.codes[at] != expected.codes[at] ? 1 : 0;
       }
     }
     EXPECT_LE(different * 500, static_cast<size_t>(tokens * kRank)) << "query codes";
-    const auto gpu_fresh = Bytes(fresh, tokens * 1024);
     ExpectSame({reinterpret_cast<const uint8_t*>(in.kv.data()),
                 reinterpret_cast<const uint8_t*>(in.kv.data()) + tokens * 1024},
-               gpu_fresh, "fresh");
+               gpu.fresh, "fresh");
     ExpectSame(cpu_side_.pages, Download<uint8_t>(gpu_pages_), "window pages");
     ExpectSame(cpu_side_.blocks, Download<uint8_t>(gpu_blocks_), "blocks");
     ExpectSameState(Download<float>(gpu_states_));
+  }
+
+  // What steps of `chunk` of one sequence leave: query codes and entries token by token, the cache.
+  struct Left {
+    std::vector<uint8_t> rows, pages, blocks, states;
+  };
+  Left RunInSteps(int ratio, int length, int chunk) {
+    Prepare(ratio, IndexKeyDType::kFp4);
+    const Inputs all{RandomActivations<BFloat16>(length * kRank, 1),
+                     RandomActivations<BFloat16>(length * 512, 2),
+                     RandomFloats(length * 2 * width_, 3), RandomFloats(length * 512, 4)};
+    Left left;
+    for (int first = 0; first < length; first += chunk) {
+      const int tokens = std::min(chunk, length - first);
+      batch_.SetStep({{first, tokens}, {0, 0}, {0, 0}});
+      const auto slice = [&](const auto& v, int64_t width) {
+        return std::decay_t<decltype(v)>(v.begin() + first * width,
+                                         v.begin() + (first + tokens) * width);
+      };
+      const GpuRows gpu = RunOnGpu({slice(all.qr, kRank), slice(all.kv, 512),
+                                    slice(all.main, 2 * width_), slice(all.index, 512)},
+                                   0);
+      const int64_t row_groups = (tokens + 7) / 8;
+      for (int64_t t = 0; t < tokens; ++t) {
+        for (int64_t k = 0; k < kRank; ++k) {
+          left.rows.push_back(gpu.codes[static_cast<size_t>(Fp8TileOffset(t, k, row_groups))]);
+        }
+        const auto fresh = gpu.fresh.begin() + t * 1024;
+        left.rows.insert(left.rows.end(), fresh, fresh + 1024);
+      }
+    }
+    left.pages = Download<uint8_t>(gpu_pages_);
+    left.blocks = Download<uint8_t>(gpu_blocks_);
+    left.states = Download<uint8_t>(gpu_states_);
+    return left;
   }
 
   void RmsNorm(std::vector<BFloat16>& x, const std::vector<BFloat16>& weight, int64_t size) {
@@ -260,6 +301,25 @@ class AttentionPrologueCudaTest : public CudaTest {
   Side cpu_side_;
   device::Buffer gpu_blocks_, gpu_pages_, gpu_states_;
 };
+
+TEST_F(AttentionPrologueCudaTest, StepsOfAnySizeLeaveTheSame) {
+  for (const int ratio : {0, 4, 128}) {
+    const Left whole = RunInSteps(ratio, 700, 700);
+    for (const int chunk : {1, 2, 3, 31, 33, 64, 130, 255, 256, 300}) {
+      const Left left = RunInSteps(ratio, 700, chunk);
+      EXPECT_TRUE(left.rows == whole.rows) << "ratio " << ratio << ", steps of " << chunk;
+      EXPECT_TRUE(left.blocks == whole.blocks) << "ratio " << ratio << ", steps of " << chunk;
+      EXPECT_TRUE(left.states == whole.states) << "ratio " << ratio << ", steps of " << chunk;
+      // One step leaves out what no later one can reach.
+      size_t different = 0;
+      for (size_t i = 0; i < whole.pages.size(); i += 8) {
+        if (AllPoison(whole.pages, i)) continue;
+        different += std::memcmp(&left.pages[i], &whole.pages[i], 8) == 0 ? 0 : 1;
+      }
+      EXPECT_EQ(different, 0u) << "ratio " << ratio << ", steps of " << chunk;
+    }
+  }
+}
 
 TEST_F(AttentionPrologueCudaTest, StepsOfAWindowLayerMatchTheCpu) {
   Prepare(0, IndexKeyDType::kFp4);

@@ -293,7 +293,7 @@ class PrefillBoundaryTest : public HyperConnectionCudaTest {
   struct Weights {
     device::Buffer fn, scale, base, norm;
   };
-  const int64_t hidden_ = 1024;
+  const int64_t hidden_ = 2048;
   std::vector<BFloat16> streams_;
   std::vector<Weights> mixers_;
   device::Buffer gpu_pairs_;

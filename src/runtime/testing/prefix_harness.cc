@@ -134,6 +134,7 @@ void PrefixHarness::Forward(Sequence& s, std::span<const int32_t> token_ids, Log
   RunTransfers();
   batch_.Clear();
   batch_.AddSequence(token_ids, static_cast<int32_t>(s.num_computed), s.kv.table);
+  if (prompt_steps_) batch_.MarkPrompt();
   for (size_t i = 0; i < token_ids.size(); ++i) batch_.AddLogitsRow(i);
   ASSERT_TRUE(model_.model
                   ->Forward(batch_.View(), memory_.view(),

@@ -71,6 +71,8 @@ class PrefixHarness {
   void Admit(Sequence& s);
   void Forward(Sequence& s, std::span<const int32_t> token_ids, LogitsRows* rows,
                model::ChoiceRecorder* recorder = nullptr);
+  // From now on a step of one token is one of a prompt, not of decodes.
+  void set_prompt_steps() { prompt_steps_ = true; }
   // The next tokens of the sequence, at most `most`, up to where the cache wants a chunk to end.
   void RunChunk(Sequence& s, int64_t most, LogitsRows* rows,
                 model::ChoiceRecorder* recorder = nullptr);
@@ -95,6 +97,7 @@ class PrefixHarness {
   std::unique_ptr<kv_store::DiskStore> disk_;
   std::unique_ptr<kv_cache::PrefixCache> cache_;
   DeviceBatch batch_;
+  bool prompt_steps_ = false;
   std::mt19937 random_{11};
 };
 
