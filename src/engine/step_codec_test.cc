@@ -136,7 +136,9 @@ TEST(StepCodec, WhatIsWrongInAPlanIsSaid) {
   const auto error_of = [&](const std::function<void(request::ScheduledBatch&)>& change) {
     std::vector<request::ScheduledBatch> batches = step->batches;
     change(batches[0]);
-    const std::string wrong = PlanEncoder().Encode(batches, step->masks);
+    std::vector<std::vector<TokenMask>> masks = step->masks;
+    masks[0].resize(batches[0].sequences.size());
+    const std::string wrong = PlanEncoder().Encode(batches, masks);
     return PlanDecoder(TestLimits()).Decode(wrong).status().message();
   };
   EXPECT_EQ(error_of([](auto&) {}), "");
