@@ -70,8 +70,10 @@ std::vector<comm::Agreement> Agreements(const ModelOptions& options, const std::
 }  // namespace
 
 Result<JoinedNodes> JoinNodes(const ModelOptions& options, const std::string& model) {
-  ASSIGN_OR_RETURN(const Launch launch, ReadLaunch(options.launch, ReadEnvironment()));
   const int world = options.parallel.world_size();
+  // A model on one device is a process of its own, whatever started several of them.
+  ASSIGN_OR_RETURN(const Launch launch,
+                   ReadLaunch(options.launch, world > 1 ? ReadEnvironment() : Environment()));
   if (world % launch.num_nodes != 0) {
     return InvalidArgument(fmt::format(
         "{} ranks (tensor x data x pipeline) do not spread evenly over {} nodes{}: change --nnodes "

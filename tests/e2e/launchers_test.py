@@ -57,6 +57,15 @@ def test_a_launchers_variables_are_enough(http, start, launcher):
     assert [node.process.wait(30) for node in nodes] == [0, 0], nodes[1].log.read_text()
 
 
+@pytest.mark.parametrize("launcher", [torchrun, slurm, leader_worker_set])
+def test_a_model_on_one_device_is_a_server_of_its_own(start, launcher):
+    port = free_port()
+    alone = start([str(BINARY), "serve", str(MODEL), "--device", "cpu", "--port", str(port)], port,
+                  launcher(1, free_port()))
+    alone.wait_until_ready(60)
+    assert HttpClient(port).chat(**HELLO).status == 200
+
+
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun")
 def test_mpirun_starts_a_group(http, start):
     port = free_port()
