@@ -7,14 +7,6 @@
 #include "base/float_types.h"
 
 namespace fathom::comm {
-namespace {
-
-std::vector<Group::Range> Everywhere(size_t count, int size) {
-  return std::vector<Group::Range>(static_cast<size_t>(size), {0, static_cast<int64_t>(count)});
-}
-
-}  // namespace
-
 Group::Group(Transport& transport, std::vector<int> members)
     : transport_(transport), members_(std::move(members)) {
   const auto own = std::find(members_.begin(), members_.end(), transport.rank());
@@ -24,36 +16,25 @@ Group::Group(Transport& transport, std::vector<int> members)
 
 template <typename T>
 Status Group::AllReduce(std::span<T> values) {
-  return ReduceScatter(values, Everywhere(values.size(), size()));
-}
-
-template <typename T>
-Status Group::ReduceScatter(std::span<T> values, std::span<const Range> ranges) {
   if (size() == 1) return OkStatus();
-  CHECK_EQ(ranges.size(), members_.size());
-  const auto [begin, end] = ranges[static_cast<size_t>(rank_)];
-  const auto count = static_cast<size_t>(end - begin);
+  const size_t count = values.size();
   scratch_.resize(members_.size() * count * sizeof(T));
   T* const received = reinterpret_cast<T*>(scratch_.data());
   std::vector<Outgoing> outgoing;
   std::vector<Incoming> incoming;
   for (size_t m = 0; m < members_.size(); ++m) {
     if (static_cast<int>(m) == rank_) continue;
-    const auto& range = ranges[m];
-    outgoing.push_back(
-        {members_[m], std::as_bytes(values.subspan(static_cast<size_t>(range.begin),
-                                                   static_cast<size_t>(range.end - range.begin)))});
+    outgoing.push_back({members_[m], std::as_bytes(values)});
     incoming.push_back(
         {members_[m], std::as_writable_bytes(std::span(received + m * count, count))});
   }
   RETURN_IF_ERROR(transport_.Exchange(outgoing, incoming));
-  T* const own = values.data() + begin;
   for (size_t i = 0; i < count; ++i) {
     float sum = 0;
     for (size_t m = 0; m < members_.size(); ++m) {
-      sum += static_cast<float>(static_cast<int>(m) == rank_ ? own[i] : received[m * count + i]);
+      sum += static_cast<float>(static_cast<int>(m) == rank_ ? values[i] : received[m * count + i]);
     }
-    own[i] = T(sum);
+    values[i] = T(sum);
   }
   return OkStatus();
 }
@@ -77,7 +58,5 @@ Status Group::AllGather(std::span<std::byte> all, std::span<const Range> ranges)
 
 template Status Group::AllReduce(std::span<float>);
 template Status Group::AllReduce(std::span<BFloat16>);
-template Status Group::ReduceScatter(std::span<float>, std::span<const Range>);
-template Status Group::ReduceScatter(std::span<BFloat16>, std::span<const Range>);
 
 }  // namespace fathom::comm

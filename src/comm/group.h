@@ -26,15 +26,10 @@ class Group {
   template <typename T>
   Status AllReduce(std::span<T> values);
 
-  // Member m has the values [offsets[m], offsets[m + 1]) of a vector; its own become the sum of
-  // all members' for that range. Ranges may be empty, and may be the same for several members.
   struct Range {
     int64_t begin = 0;
     int64_t end = 0;
   };
-  template <typename T>
-  Status ReduceScatter(std::span<T> values, std::span<const Range> ranges);
-
   // all[ranges[m]] becomes member m's; its own range is there already. In bytes.
   Status AllGather(std::span<std::byte> all, std::span<const Range> ranges);
 

@@ -81,29 +81,6 @@ TEST_P(GroupOfRanks, AllGatherPutsEveryMembersRangeInItsPlace) {
   });
 }
 
-TEST_P(GroupOfRanks, ReduceScatterSumsTheOwnRangeOnly) {
-  constexpr size_t kCount = 64;
-  TestWorld world(GetParam());
-  world.OnEveryRank([&](Transport& transport) {
-    Group group(transport, AllRanks(transport));
-    // Neighbours share a range: two tensor ranks that have the same tokens.
-    std::vector<Group::Range> ranges;
-    for (int m = 0; m < group.size(); ++m) ranges.push_back({m / 2 * 8, m / 2 * 8 + 8});
-    const auto before = RandomValues<float>(kCount, group.rank());
-    auto values = before;
-    ASSERT_TRUE(group.ReduceScatter(std::span(values), ranges).ok());
-    const auto [begin, end] = ranges[static_cast<size_t>(group.rank())];
-    for (size_t i = 0; i < kCount; ++i) {
-      float expected = before[i];
-      if (static_cast<int64_t>(i) >= begin && static_cast<int64_t>(i) < end && group.size() > 1) {
-        expected = 0;
-        for (int r = 0; r < group.size(); ++r) expected += RandomValues<float>(kCount, r)[i];
-      }
-      ASSERT_EQ(values[i], expected) << i;
-    }
-  });
-}
-
 TEST_P(GroupOfRanks, ManyOperationsInARowStayInOrder) {
   TestWorld world(GetParam());
   world.OnEveryRank([&](Transport& transport) {
