@@ -220,16 +220,21 @@ void AddLayoutOptions(CLI::App* command, config::ParallelConfig* parallel, std::
       ->check(CLI::IsMember(names).description(""));
 }
 
+// A model whose weights are not needed.
+void AddConfigOptions(CLI::App* command, std::string* model, int* layers) {
+  command
+      ->add_option("model", *model,
+                   "model folder, repository name, config.json, flash, pro or tiny")
+      ->required();
+  command->add_option("--layers", *layers, "of a preset: keep only the first N layers")
+      ->check(CLI::Range(1, 1000));
+}
+
 void AddInspect(CLI::App* app, Run* run) {
   static InspectOptions options;
   CLI::App* command =
       app->add_subcommand("inspect", "Parameters, bytes by kind and KV bytes of a model");
-  command
-      ->add_option("model", options.model,
-                   "model folder, repository name, config.json, flash, pro or tiny")
-      ->required();
-  command->add_option("--layers", options.layers, "of a preset: keep only the first N layers")
-      ->check(CLI::Range(1, 1000));
+  AddConfigOptions(command, &options.model, &options.layers);
   command->add_flag("--roofline", options.roofline,
                     "bytes and FLOPs of a decode step and of a prefill token");
   command
@@ -246,12 +251,7 @@ void AddPlan(CLI::App* app, Run* run) {
   static PlanOptions options;
   CLI::App* command = app->add_subcommand(
       "plan", "What fits on which GPUs: memory of a layout, or all layouts of --gpus N");
-  command
-      ->add_option("model", options.model,
-                   "model folder, repository name, config.json, flash, pro or tiny")
-      ->required();
-  command->add_option("--layers", options.layers, "of a preset: keep only the first N layers")
-      ->check(CLI::Range(1, 1000));
+  AddConfigOptions(command, &options.model, &options.layers);
   command->add_option("--gpus", options.num_gpus, "compare the layouts of N GPUs")
       ->check(CLI::Range(1, 64));
   AddLayoutOptions(command, &options.parallel, &options.gpu);

@@ -1,7 +1,5 @@
 #include "apps/fathom/rank_loader.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <mutex>

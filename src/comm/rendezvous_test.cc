@@ -3,6 +3,8 @@
 
 #include <array>
 #include <chrono>
+#include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -132,25 +134,28 @@ TEST(Rendezvous, ATakenPortIsAnError) {
   EXPECT_THAT(status.message(), HasSubstr("in use"));
 }
 
-// What a stranger sends to the port, before node 1 comes.
-void ExpectUnharmedBy(const std::string& bytes, bool stays) {
+// Two nodes meet while `stranger`, which is there before node 1, does what it does.
+void ExpectToMeetBeside(const std::function<void(const JoinOptions&)>& stranger) {
   const auto options = OptionsFor({1, 1});
   std::array<bool, 2> joined = {};
   OnThreads(3, [&](size_t i) {
-    if (i < 2) {
-      std::this_thread::sleep_for(milliseconds(200 * i));
-      joined[i] = NodeGroup::Join(options[i]).ok();
-      return;
-    }
-    std::optional<Socket> stranger;
-    while (!stranger) {
-      auto connected = Connect("127.0.0.1", options[0].master_port, After(seconds(1)));
-      if (connected.ok()) stranger = std::move(*connected);
-    }
-    EXPECT_TRUE(stranger->SendAll(bytes, After(seconds(1))).ok());
-    if (stays) std::this_thread::sleep_for(milliseconds(600));
+    if (i == 2) return stranger(options[0]);
+    std::this_thread::sleep_for(milliseconds(200 * i));
+    joined[i] = NodeGroup::Join(options[i]).ok();
   });
   EXPECT_THAT(joined, testing::Each(true));
+}
+
+void ExpectUnharmedBy(const std::string& bytes, bool stays) {
+  ExpectToMeetBeside([&](const JoinOptions& options) {
+    std::optional<Socket> socket;
+    while (!socket) {
+      auto connected = Connect("127.0.0.1", options.master_port, After(seconds(1)));
+      if (connected.ok()) socket = std::move(*connected);
+    }
+    EXPECT_TRUE(socket->SendAll(bytes, After(seconds(1))).ok());
+    if (stays) std::this_thread::sleep_for(milliseconds(600));
+  });
 }
 
 TEST(Rendezvous, GarbageOnThePortHarmsNobody) {
@@ -180,21 +185,13 @@ TEST(Rendezvous, ManySilentStrangersDoNotKeepANodeOut) {
 
 // A node that knows the secret and then sends these bytes instead of asking to join.
 void ExpectRestJoinsDespite(const std::string& bytes) {
-  const auto options = OptionsFor({1, 1});
-  std::array<bool, 2> joined = {};
-  OnThreads(3, [&](size_t i) {
-    if (i < 2) {
-      std::this_thread::sleep_for(milliseconds(200 * i));
-      joined[i] = NodeGroup::Join(options[i]).ok();
-      return;
-    }
+  ExpectToMeetBeside([&](const JoinOptions& options) {
     std::this_thread::sleep_for(milliseconds(50));
-    Socket socket = Enter("127.0.0.1", options[0].master_port, options[0].secret, "control", {1, 0},
+    Socket socket = Enter("127.0.0.1", options.master_port, options.secret, "control", {1, 0},
                           After(seconds(1)))
                         .value();
     EXPECT_TRUE(socket.SendAll(bytes, After(seconds(1))).ok());
   });
-  EXPECT_THAT(joined, testing::Each(true));
 }
 
 TEST(Rendezvous, ARequestThatCannotBeReadIsRefusedAlone) {

@@ -23,19 +23,6 @@ using config::ParallelConfig;
 using request::FinishReason;
 using testing::HasSubstr;
 
-constexpr int kVocab = 96;
-constexpr int32_t kEos = 1;
-
-// Logits that depend on every token so far, with something to draw from.
-void HashOfAll(std::span<const int32_t> token_ids, int64_t, std::span<float> logits) {
-  uint64_t h = 1;
-  for (const int32_t id : token_ids) h = (h ^ static_cast<uint64_t>(id)) * 0x100000001b3u;
-  for (float& x : logits) {
-    h = h * 6364136223846793005u + 1442695040888963407u;
-    x = static_cast<float>(h >> 40) * 0x1p-22f;
-  }
-}
-
 struct Answer {
   std::vector<int32_t> token_ids;
   std::vector<float> logprobs, prompt_logprobs;
@@ -44,16 +31,10 @@ struct Answer {
 };
 
 // What all nodes are started with.
-EngineOptions Options(const ParallelConfig& parallel) {
-  return {.model_name = "fake",
-          .vocab_size = kVocab,
-          .eos_token_ids = {kEos},
-          .num_layers = runtime::kFakeLayers,
-          .num_experts_per_token = runtime::kFakeExpertsPerToken,
-          .limits = {.max_batched_tokens = 256, .max_num_seqs = 4, .max_model_len = 2048},
-          .parallel = parallel,
-          .kv = {.host_bytes = int64_t{1} << 20},
-          .max_queue = 64};
+EngineOptions NodeOptions(const ParallelConfig& parallel) {
+  EngineOptions options = FakeOptions(parallel);
+  options.kv.host_bytes = int64_t{1} << 20;
+  return options;
 }
 
 // Calls body(i) for each i below `count`, on threads of their own.
@@ -184,7 +165,7 @@ struct Layout {
 
 TEST(Nodes, EveryLayoutGivesTheAnswersOfOneNode) {
   for (const bool with_experts : {true, false}) {
-    Nodes alone(Options({}), {1}, [](int) { return HashOfAll; });
+    Nodes alone(NodeOptions({}), {1}, [](int) { return HashOfAll; });
     const auto expected = Ask(alone, with_experts);
     std::vector<Layout> layouts = {
         {{.tensor_parallel_size = 2}, {1, 1}},
@@ -201,14 +182,15 @@ TEST(Nodes, EveryLayoutGivesTheAnswersOfOneNode) {
       SCOPED_TRACE(testing::Message()
                    << "tensor " << p.tensor_parallel_size << " data " << p.data_parallel_size
                    << " pipeline " << p.pipeline_parallel_size);
-      Nodes nodes(Options(p), layout.ranks_per_node, [&](int rank) -> runtime::FakeModel::Script {
-        const auto place = config::PlaceOf(p, rank);
-        const auto tells = runtime::ResultPlace(p, place.data);
-        if (config::RankOf(p, tells) == rank) return HashOfAll;
-        return [](auto, auto, std::span<float> logits) {
-          std::fill(logits.begin(), logits.end(), NAN);
-        };
-      });
+      Nodes nodes(NodeOptions(p), layout.ranks_per_node,
+                  [&](int rank) -> runtime::FakeModel::Script {
+                    const auto place = config::PlaceOf(p, rank);
+                    const auto tells = runtime::ResultPlace(p, place.data);
+                    if (config::RankOf(p, tells) == rank) return HashOfAll;
+                    return [](auto, auto, std::span<float> logits) {
+                      std::fill(logits.begin(), logits.end(), NAN);
+                    };
+                  });
       ASSERT_TRUE(nodes.status().ok()) << nodes.status().message();
       EXPECT_EQ(Ask(nodes, with_experts), expected);
       for (const Status& status : nodes.End()) EXPECT_TRUE(status.ok()) << status.message();
@@ -223,7 +205,7 @@ TEST(Nodes, AFailureOnANodeEndsAllAndEveryRequestIsTold) {
   for (const int failing_rank : {0, 1}) {
     SCOPED_TRACE(failing_rank);
     std::atomic<int> num_calls = 0;
-    Nodes nodes(Options({.data_parallel_size = 2}), {1, 1},
+    Nodes nodes(NodeOptions({.data_parallel_size = 2}), {1, 1},
                 [&](int rank) -> runtime::FakeModel::Script {
                   if (rank != failing_rank) return HashOfAll;
                   return [&](auto tokens, auto num_prompt, auto logits) {
@@ -252,7 +234,7 @@ TEST(Nodes, AFailureOnANodeEndsAllAndEveryRequestIsTold) {
 }
 
 TEST(Nodes, ANodeThatGoesIsNoticedWhenNothingRuns) {
-  Nodes nodes(Options({.data_parallel_size = 2}), {1, 1}, [](int) { return HashOfAll; });
+  Nodes nodes(NodeOptions({.data_parallel_size = 2}), {1, 1}, [](int) { return HashOfAll; });
   ASSERT_TRUE(nodes.status().ok()) << nodes.status().message();
   EXPECT_TRUE(nodes.engine().Stats().healthy);
   nodes.Leave(1);
@@ -266,7 +248,7 @@ TEST(Nodes, ANodeThatGoesIsNoticedWhenNothingRuns) {
 }
 
 TEST(Nodes, TheKvCacheIsWhatEveryNodeHoldsAndTooLittleAnywhereIsRefusedEverywhere) {
-  EngineOptions options = Options({.data_parallel_size = 2});
+  EngineOptions options = NodeOptions({.data_parallel_size = 2});
   options.kv.prefix_caching = false;
   const kv_cache::KvLayout layout = runtime::FakeLayout();
   options.kv_cache_bytes = 4 * layout.block_bytes;

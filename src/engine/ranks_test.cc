@@ -20,32 +20,8 @@ using request::FinishReason;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-constexpr int kVocab = 96;
-constexpr int32_t kEos = 1;
-
-// Logits that depend on every token so far, with something to draw from.
-void HashOfAll(std::span<const int32_t> token_ids, int64_t, std::span<float> logits) {
-  uint64_t h = 1;
-  for (const int32_t id : token_ids) h = (h ^ static_cast<uint64_t>(id)) * 0x100000001b3u;
-  for (float& x : logits) {
-    h = h * 6364136223846793005u + 1442695040888963407u;
-    x = static_cast<float>(h >> 40) * 0x1p-22f;
-  }
-}
-
 void NotANumber(std::span<const int32_t>, int64_t, std::span<float> logits) {
   std::fill(logits.begin(), logits.end(), NAN);
-}
-
-EngineOptions Options(const ParallelConfig& parallel) {
-  return {.model_name = "fake",
-          .vocab_size = kVocab,
-          .eos_token_ids = {kEos},
-          .num_layers = runtime::kFakeLayers,
-          .num_experts_per_token = runtime::kFakeExpertsPerToken,
-          .limits = {.max_batched_tokens = 256, .max_num_seqs = 4, .max_model_len = 2048},
-          .parallel = parallel,
-          .max_queue = 64};
 }
 
 class RanksTest : public testing::Test {
@@ -111,7 +87,7 @@ struct Layout {
 };
 
 TEST_F(RanksTest, EveryLayoutGivesTheAnswersOfOneRank) {
-  Start(Options({}), [](int) { return HashOfAll; });
+  Start(FakeOptions({}), [](int) { return HashOfAll; });
   const auto expected = Answers();
   const Layout layouts[] = {
       {{.tensor_parallel_size = 2}, false},
@@ -127,7 +103,7 @@ TEST_F(RanksTest, EveryLayoutGivesTheAnswersOfOneRank) {
     SCOPED_TRACE(testing::Message()
                  << "tensor " << p.tensor_parallel_size << " data " << p.data_parallel_size
                  << " pipeline " << p.pipeline_parallel_size << " async " << layout.async);
-    EngineOptions options = Options(p);
+    EngineOptions options = FakeOptions(p);
     options.async_scheduling = layout.async;
     // Where steps are planned ahead every tensor rank chooses; else nobody looks at these logits.
     const bool all_choose = layout.async && p.pipeline_parallel_size == 1;
@@ -150,7 +126,7 @@ TEST_F(RanksTest, EveryLayoutGivesTheAnswersOfOneRank) {
 }
 
 TEST_F(RanksTest, RequestsAreSpreadOverDataRanksAndGoWhereTheyAreSent) {
-  const EngineOptions options = Options({.data_parallel_size = 2});
+  const EngineOptions options = FakeOptions({.data_parallel_size = 2});
   std::atomic<bool> open = false;
   Start(options, [&](int) {
     return [&](auto tokens, auto num_prompt, auto logits) {
@@ -183,7 +159,7 @@ TEST_F(RanksTest, RequestsAreSpreadOverDataRanksAndGoWhereTheyAreSent) {
 }
 
 TEST_F(RanksTest, ARequestGoesToTheDataRankThatHasItsPrompt) {
-  Start(Options({.data_parallel_size = 2}), [](int) { return HashOfAll; });
+  Start(FakeOptions({.data_parallel_size = 2}), [](int) { return HashOfAll; });
   std::vector<int32_t> prompt(700, 30);
   request::Request first = MakeRequest(prompt);
   first.data_rank = 1;
@@ -199,7 +175,7 @@ TEST_F(RanksTest, ARequestGoesToTheDataRankThatHasItsPrompt) {
 
 TEST_F(RanksTest, AFailedRankEndsEveryRequestAndNoRankWaitsForIt) {
   for (const bool async : {false, true}) {
-    EngineOptions options = Options({.tensor_parallel_size = 2, .data_parallel_size = 2});
+    EngineOptions options = FakeOptions({.tensor_parallel_size = 2, .data_parallel_size = 2});
     options.async_scheduling = async;
     std::atomic<int> num_calls = 0;
     Start(options, [&](int rank) -> runtime::FakeModel::Script {
@@ -226,7 +202,7 @@ TEST_F(RanksTest, AFailedRankEndsEveryRequestAndNoRankWaitsForIt) {
 
 TEST_F(RanksTest, TheKvCacheIsWhatEveryRankHolds) {
   const ParallelConfig parallel{.pipeline_parallel_size = 2};
-  EngineOptions options = Options(parallel);
+  EngineOptions options = FakeOptions(parallel);
   options.kv.prefix_caching = false;
   options.limits.max_num_seqs = 1;
   options.limits.max_batched_tokens = 64;
@@ -245,7 +221,7 @@ TEST_F(RanksTest, TheKvCacheIsWhatEveryRankHolds) {
 }
 
 TEST_F(RanksTest, WhatSeveralRanksDoNotServeIsRefused) {
-  EngineOptions options = Options({.tensor_parallel_size = 2});
+  EngineOptions options = FakeOptions({.tensor_parallel_size = 2});
   options.kv.disk_directory = "/tmp/never-made";
   FakeRanks fakes(options.parallel, kVocab, [](int) { return HashOfAll; });
   MetricsRegistry metrics;
@@ -253,14 +229,14 @@ TEST_F(RanksTest, WhatSeveralRanksDoNotServeIsRefused) {
   ASSERT_FALSE(engine.ok());
   EXPECT_THAT(engine.status().message(), HasSubstr("--kv-disk-dir"));
 
-  Start(Options({.pipeline_parallel_size = 2}), [](int) { return HashOfAll; });
+  Start(FakeOptions({.pipeline_parallel_size = 2}), [](int) { return HashOfAll; });
   request::Request request = MakeRequest({20});
   request.routed_experts_start = 0;
   const Status refused = engine_->Submit(request, std::make_shared<CollectingSink>());
   EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(refused.message(), HasSubstr("--pipeline-parallel-size"));
 
-  Start(Options({.tensor_parallel_size = 2}), [](int) { return HashOfAll; });
+  Start(FakeOptions({.tensor_parallel_size = 2}), [](int) { return HashOfAll; });
   request = MakeRequest({20, 21}, 3);
   request.routed_experts_start = 0;
   const auto sink = Submit(request);
@@ -270,7 +246,7 @@ TEST_F(RanksTest, WhatSeveralRanksDoNotServeIsRefused) {
 }
 
 TEST_F(RanksTest, HostMemoryOfEachRankKeepsWhatItsDeviceHasNoRoomFor) {
-  EngineOptions options = Options({.tensor_parallel_size = 2, .data_parallel_size = 2});
+  EngineOptions options = FakeOptions({.tensor_parallel_size = 2, .data_parallel_size = 2});
   options.limits.max_num_seqs = 1;
   options.limits.max_model_len = 1024;
   const kv_cache::KvLayout layout = runtime::FakeLayout();

@@ -17,6 +17,30 @@
 
 namespace fathom::engine {
 
+inline constexpr int kVocab = 96;
+inline constexpr int32_t kEos = 1;
+
+// Logits that depend on every token so far, with something to draw from.
+inline void HashOfAll(std::span<const int32_t> token_ids, int64_t, std::span<float> logits) {
+  uint64_t h = 1;
+  for (const int32_t id : token_ids) h = (h ^ static_cast<uint64_t>(id)) * 0x100000001b3u;
+  for (float& x : logits) {
+    h = h * 6364136223846793005u + 1442695040888963407u;
+    x = static_cast<float>(h >> 40) * 0x1p-22f;
+  }
+}
+
+inline EngineOptions FakeOptions(const config::ParallelConfig& parallel) {
+  return {.model_name = "fake",
+          .vocab_size = kVocab,
+          .eos_token_ids = {kEos},
+          .num_layers = runtime::kFakeLayers,
+          .num_experts_per_token = runtime::kFakeExpertsPerToken,
+          .limits = {.max_batched_tokens = 256, .max_num_seqs = 4, .max_model_len = 2048},
+          .parallel = parallel,
+          .max_queue = 64};
+}
+
 // A FakeModel that tells all ranks of its step how many tokens it runs, and expects what the batch
 // says of them: a rank that misses a step, or runs another, ends the test.
 class LockStepModel final : public model::DeepSeekV4 {
