@@ -411,6 +411,7 @@ class CudaModel final : public DeepSeekV4 {
                                            .counts = ws_->num_selected});
     if (step.recorder == nullptr) return;
     ForceIndex(step, layer);
+    if (!step.recorder->wants_choices()) return;
     const auto tokens = static_cast<size_t>(step.batch.num_tokens);
     const auto counts = Fetch(ws_->num_selected, tokens, *step.stream);
     const auto topk = static_cast<size_t>(c_.index_topk);
