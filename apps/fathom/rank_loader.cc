@@ -103,10 +103,10 @@ Result<std::vector<Collectives>> JoinGpus(const ModelOptions& options,
   if (ranks.size() == 1 || ranks.front().gpu < 0) return std::vector<Collectives>(ranks.size());
   std::vector<int> gpus;
   for (const SessionRank& rank : ranks) gpus.push_back(rank.gpu);
-  return comm::MakeCudaGroup(gpus, {.hidden = model_options.config.hidden_size,
-                                    .max_tokens = model_options.limits.max_batched_tokens,
-                                    .max_row_values = model_options.config.vocab_size,
-                                    .custom_all_reduce = !options.disable_custom_all_reduce});
+  comm::CudaGroupOptions group = model::GroupOptions(model_options.config, model_options.limits,
+                                                     static_cast<int>(gpus.size()));
+  group.custom_all_reduce = !options.disable_custom_all_reduce;
+  return comm::MakeCudaGroup(gpus, group);
 }
 
 Result<std::vector<SessionRank>> OpenGpus(const ModelOptions& options, int num_ranks,
@@ -157,10 +157,8 @@ Status LoadRanks(const ModelOptions& options, const RankModelOptions& model_opti
   ASSIGN_OR_RETURN(const std::vector<Collectives> collectives,
                    JoinGpus(options, model_options, ranks));
   for (SessionRank& rank : ranks) {
-    const auto split = rank.gpu < 0 ? checkpoint::Split::kRows : checkpoint::Split::kSums;
-    ASSIGN_OR_RETURN(
-        const checkpoint::Shard shard,
-        checkpoint::MakeShard(model_options.config, options.parallel, rank.place, split));
+    ASSIGN_OR_RETURN(const checkpoint::Shard shard,
+                     checkpoint::MakeShard(model_options.config, options.parallel, rank.place));
     rank.config = shard.config;
     sources.push_back(std::make_unique<ReportingSource>(
         checkpoint::MakeShardedSource(source, model_options.config, shard), progress));

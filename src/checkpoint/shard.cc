@@ -56,15 +56,14 @@ Range Part(int64_t total, int64_t unit, int i, int parts) {
 }
 
 Result<Shard> MakeShard(const config::ModelConfig& config, const config::ParallelConfig& parallel,
-                        const config::RankPlace& place, Split split) {
+                        const config::RankPlace& place) {
   RETURN_IF_ERROR(CheckSizes(config, parallel));
   const int tensor_size = parallel.tensor_parallel_size;
   const int stages = parallel.pipeline_parallel_size;
   const int stage_ranks = tensor_size * parallel.data_parallel_size;
   const int stage_rank = place.data * tensor_size + place.tensor;
   const int64_t intermediate = config.moe_intermediate_size, hidden = config.hidden_size;
-  Shard shard{.split = split,
-              .config = config,
+  Shard shard{.config = config,
               .layers = Part(config.num_layers, 1, place.pipeline, stages),
               .groups = Part(config.o_groups, 1, place.tensor, tensor_size),
               .outputs = Part(hidden, kQuantizedRows, place.tensor, tensor_size),
@@ -80,10 +79,6 @@ Result<Shard> MakeShard(const config::ModelConfig& config, const config::Paralle
   } else {
     shard.routed_up = Part(intermediate, kQuantizedRows, stage_rank, stage_ranks);
     shard.routed_down = Part(hidden, kQuantizedRows, stage_rank, stage_ranks);
-  }
-  if (split == Split::kSums) {
-    shard.outputs = shard.routed_down = {0, hidden};
-    shard.config.moe_intermediate_size = static_cast<int>(shard.routed_up.size());
   }
   CutConfig(config, stages > 1, shard);
   return shard;

@@ -107,48 +107,6 @@ TEST(Shard, TensorRanksTogetherHoldWhatIsSplit) {
   }
 }
 
-TEST(Shard, RanksThatAddUpHaveTheColumnsOfWhatTheyCompute) {
-  const ModelConfig config = Config();
-  const auto whole = MakeSyntheticSource(config, 1);
-  for (const int size : {2, 3, 4}) {
-    for (const char* name :
-         {"layers.2.attn.wo_b.weight", "layers.2.attn.wo_b.scale",
-          "layers.3.ffn.experts.5.w2.weight", "layers.3.ffn.experts.5.w2.scale",
-          "layers.3.ffn.shared_experts.w2.weight", "layers.3.ffn.shared_experts.w2.scale"}) {
-      const TensorInfo& matrix = *whole->Find(name);
-      const auto expected = ReadAll(*whole, matrix);
-      const auto row_bytes = static_cast<size_t>(matrix.bytes / matrix.shape[0]);
-      size_t column = 0;  // in bytes
-      for (int rank = 0; rank < size; ++rank) {
-        const ParallelConfig parallel{.tensor_parallel_size = size};
-        const Shard shard =
-            MakeShard(config, parallel, PlaceOf(parallel, rank), Split::kSums).value();
-        const auto source = MakeShardedSource(*whole, config, shard);
-        const TensorInfo& slice = *source->Find(name);
-        ASSERT_EQ(slice.shape[0], matrix.shape[0]);
-        const auto part = ReadAll(*source, slice);
-        const auto part_row = static_cast<size_t>(slice.bytes / slice.shape[0]);
-        for (size_t row = 0; row < static_cast<size_t>(slice.shape[0]); ++row) {
-          EXPECT_TRUE(std::equal(part.begin() + static_cast<int64_t>(row * part_row),
-                                 part.begin() + static_cast<int64_t>((row + 1) * part_row),
-                                 expected.begin() + static_cast<int64_t>(row * row_bytes + column)))
-              << name << " row " << row;
-        }
-        column += part_row;
-        std::vector<std::byte> middle(static_cast<size_t>(slice.bytes) / 2 + 1);
-        ASSERT_TRUE(
-            source->Read(slice, slice.bytes / 3, std::span(middle).first(middle.size() / 2)).ok());
-        EXPECT_TRUE(std::equal(middle.begin(),
-                               middle.begin() + static_cast<int64_t>(middle.size() / 2),
-                               part.begin() + slice.bytes / 3));
-        EXPECT_EQ(source->Find("layers.3.ffn.experts.5.w1.weight")->shape[0],
-                  shard.config.moe_intermediate_size);
-      }
-      EXPECT_EQ(column, row_bytes) << name;
-    }
-  }
-}
-
 TEST(Shard, AnyRangeOfASliceCanBeRead) {
   const ModelConfig config = Config();
   const auto whole = MakeSyntheticSource(config, 1);

@@ -14,10 +14,9 @@
 namespace fathom::checkpoint {
 namespace {
 
-// Some of a matrix's rows or columns, counted in the values that its codes stand for.
+// Some of a matrix's rows, counted in those of its codes.
 struct Cut {
-  int axis = 0;
-  int64_t whole = 0;  // of the axis
+  int64_t whole = 0;
   Range part;
 };
 
@@ -64,20 +63,14 @@ class ShardedSource final : public TensorSource {
     CheckRange(tensor, offset, out.size());
     const auto i = static_cast<size_t>(&tensor - tensors_.data());
     CHECK_LT(i, slices_.size());
-    const Slice& slice = slices_[i];
-    if (slice.row_bytes == slice.whole_row_bytes) {
-      return whole_.Read(*slice.whole, slice.begin + offset, out);
-    }
-    return ReadColumns(slice, offset, out);
+    return whole_.Read(*slices_[i].whole, slices_[i].begin + offset, out);
   }
 
  private:
-  // In bytes: rows, `begin` into the whole tensor and a whole row apart.
+  // From byte `begin` of the whole tensor on.
   struct Slice {
     const TensorInfo* whole = nullptr;
     int64_t begin = 0;
-    int64_t row_bytes = 0;
-    int64_t whole_row_bytes = 0;
   };
 
   // What the tensor is called here; nothing: another rank holds it.
@@ -109,73 +102,36 @@ class ShardedSource final : public TensorSource {
   std::optional<Cut> CutOf(std::string_view name) const {
     const int64_t group_heads = config_.num_heads / config_.o_groups;
     const int64_t hidden = config_.hidden_size, intermediate = config_.moe_intermediate_size;
-    const bool sums = shard_.split == Split::kSums;
-    const auto groups = [&](int axis, int64_t each) {
-      return Cut{
-          axis, config_.o_groups * each, {shard_.groups.begin * each, shard_.groups.end * each}};
+    const auto groups = [&](int64_t each) {
+      return Cut{config_.o_groups * each, {shard_.groups.begin * each, shard_.groups.end * each}};
     };
     const auto is = [&](std::string_view part) {
       return name.find(part) != std::string_view::npos;
     };
-    if (name == "head.weight") return Cut{0, config_.vocab_size, shard_.vocabulary};
-    if (is(".attn.wq_b.")) return groups(0, group_heads * config_.head_dim);
-    if (is(".attn.attn_sink")) return groups(0, group_heads);
-    if (is(".attn.wo_a.")) return groups(0, config_.o_lora_rank);
-    if (is(".attn.wo_b.")) {
-      return sums ? groups(1, config_.o_lora_rank) : Cut{0, hidden, shard_.outputs};
-    }
+    if (name == "head.weight") return Cut{config_.vocab_size, shard_.vocabulary};
+    if (is(".attn.wq_b.")) return groups(group_heads * config_.head_dim);
+    if (is(".attn.attn_sink")) return groups(group_heads);
+    if (is(".attn.wo_a.")) return groups(config_.o_lora_rank);
+    if (is(".attn.wo_b.")) return Cut{hidden, shard_.outputs};
     const bool shared = is(".shared_experts.");
     if (!shared && !is(".experts.")) return {};
-    const Range& up = shared ? shard_.shared_up : shard_.routed_up;
-    if (!is(".w2.")) return Cut{0, intermediate, up};
-    if (sums) return Cut{1, intermediate, up};
-    return Cut{0, hidden, shared ? shard_.outputs : shard_.routed_down};
+    if (!is(".w2.")) return Cut{intermediate, shared ? shard_.shared_up : shard_.routed_up};
+    return Cut{hidden, shared ? shard_.outputs : shard_.routed_down};
   }
 
   std::pair<TensorInfo, Slice> Take(const TensorInfo& tensor, std::string name) const {
     std::vector<int64_t> shape = tensor.shape;
     const int64_t row_bytes = shape[0] == 0 ? 0 : tensor.bytes / shape[0];
-    Slice slice{.whole = &tensor, .begin = 0, .row_bytes = row_bytes, .whole_row_bytes = row_bytes};
+    Slice slice{.whole = &tensor};
     if (const std::optional<Cut> cut = CutOf(tensor.name)) {
-      int64_t& size = shape[static_cast<size_t>(cut->axis)];
-      const int64_t element_bytes = cut->axis == 0 ? row_bytes : row_bytes / size;
-      // One scale stands for many values, one byte for two of FP4.
+      // One row of scales stands for many of codes.
       const auto unit = static_cast<int64_t>(
-          std::bit_ceil(static_cast<uint64_t>((cut->whole + size - 1) / size)));
+          std::bit_ceil(static_cast<uint64_t>((cut->whole + shape[0] - 1) / shape[0])));
       const int64_t begin = cut->part.begin / unit;
-      slice.begin = begin * element_bytes;
-      size = cut->part.size() == 0 ? 0 : (cut->part.end + unit - 1) / unit - begin;
-      if (cut->axis == 1) slice.row_bytes = size * element_bytes;
+      slice.begin = begin * row_bytes;
+      shape[0] = cut->part.size() == 0 ? 0 : (cut->part.end + unit - 1) / unit - begin;
     }
     return {MakeTensorInfo(std::move(name), tensor.dtype, std::move(shape)), slice};
-  }
-
-  // Reads whole rows, piece by piece, and keeps the columns.
-  Status ReadColumns(const Slice& slice, int64_t offset, std::span<std::byte> out) const {
-    constexpr int64_t kPieceBytes = int64_t{1} << 20;
-    if (out.empty()) return OkStatus();
-    std::vector<std::byte> rows;
-    const int64_t piece_rows = std::max<int64_t>(1, kPieceBytes / slice.whole_row_bytes);
-    const auto end = offset + static_cast<int64_t>(out.size());
-    std::byte* to = out.data();
-    while (offset < end) {
-      const int64_t row = offset / slice.row_bytes;
-      const int64_t piece_end = std::min(end, (row + piece_rows) * slice.row_bytes);
-      const int64_t last_row = (piece_end - 1) / slice.row_bytes;
-      // From the first wanted column of the first row to the end of the last row's columns.
-      rows.resize(static_cast<size_t>((last_row - row) * slice.whole_row_bytes + slice.row_bytes));
-      RETURN_IF_ERROR(whole_.Read(*slice.whole, slice.begin + row * slice.whole_row_bytes, rows));
-      for (int64_t r = row; r <= last_row; ++r) {
-        const int64_t first = std::max(offset, r * slice.row_bytes);
-        const int64_t count = std::min(piece_end, (r + 1) * slice.row_bytes) - first;
-        std::memcpy(to,
-                    rows.data() + (r - row) * slice.whole_row_bytes + (first - r * slice.row_bytes),
-                    static_cast<size_t>(count));
-        to += count;
-      }
-      offset = piece_end;
-    }
-    return OkStatus();
   }
 
   const TensorSource& whole_;

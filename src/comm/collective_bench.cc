@@ -1,13 +1,13 @@
-// How long sums and gathers between GPUs take, each as one of many in a graph: as packets, in two
-// phases, and NCCL's.
+// How long gathers between GPUs take, each as one of many in a graph: as packets, as plain values,
+// and NCCL's. What Flash gathers: wo_a's output and the experts' intermediates in FP8, a
+// sub-layer's output in BF16, and logits.
 //   collective_bench [GPUS]
-// `bytes` are a rank's BF16 values, 8 KiB a token of Flash; `GB/s` is what NCCL's tests call bus
-// bandwidth: bytes a rank has to send at least, over the time.
+// `KB` is what all ranks have together; `GB/s` what each sends to each other one in the best time.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
-#include <optional>
+#include <initializer_list>
 #include <vector>
 
 #include "comm/cuda_testing.h"
@@ -15,7 +15,9 @@
 namespace fathom::comm {
 namespace {
 
-constexpr int64_t kHidden = 4096, kMaxTokens = 8192, kVocabulary = 129'280;
+constexpr int64_t kHidden = 4096, kGrouped = 8192, kIntermediate = 2048, kVocabulary = 129'280;
+constexpr int64_t kMaxTokens = 8192, kPairs = 7;
+constexpr int64_t kLogitsBytes = 256 * kVocabulary * 4, kSharedBytes = int64_t{384} << 20;
 
 // Microseconds of one of the `count` things that enqueue() enqueues, the slowest rank's.
 double Measure(TestRanks& ranks, int count, const std::function<void(TestRank&)>& enqueue) {
@@ -44,127 +46,113 @@ double Measure(TestRanks& ranks, int count, const std::function<void(TestRank&)>
 }
 
 struct Bench {
-  std::vector<int> gpus;
-  std::unique_ptr<CudaPeers> peers;
   std::unique_ptr<TestRanks> own;
   std::unique_ptr<TestRanks> nccl;  // null: there is none
-  std::vector<device::Buffer> x, y;
 
-  __nv_bfloat16* X(const TestRank& rank) const {
-    return reinterpret_cast<__nv_bfloat16*>(
-        x[static_cast<size_t>(rank.collectives->rank())].data());
-  }
-  __nv_bfloat16* Y(const TestRank& rank) const {
-    return reinterpret_cast<__nv_bfloat16*>(
-        y[static_cast<size_t>(rank.collectives->rank())].data());
+  static kernels::RankParts Parts(const TestRank& rank, int64_t total, int64_t unit) {
+    kernels::RankParts parts;
+    const int64_t size = rank.collectives->size();
+    for (int64_t r = 0; r < size; ++r) parts.begin[r + 1] = total / unit * (r + 1) / size * unit;
+    return parts;
   }
 
-  // Params: of the kernel that sums.
-  template <typename Params>
-  double MeasureKernel(int64_t tokens, int count) {
-    return Measure(*own, count, [&](TestRank& rank) {
-      const kernels::PeerView& view = peers->view(rank.collectives->rank());
-      for (int i = 0; i < count; ++i) {
-        kernels::Launch(Params{.exchange = {view, static_cast<uint32_t>(i)},
-                               .combine = {.output = {.y = X(rank)},
-                                           .num_tokens = tokens,
-                                           .hidden = kHidden,
-                                           .y = Y(rank)}},
-                        *rank.stream);
-      }
-      kernels::Launch(kernels::CudaEndExchangesParams{view, static_cast<uint32_t>(count)},
-                      *rank.stream);
-    });
+  // Rows of FP8 tiles with `columns` columns; with `plain` as plain values.
+  static Status GatherTiles(const TestRank& rank, int64_t rows, int64_t columns, bool plain) {
+    std::byte* const shared = rank.collectives->shared_memory();
+    const int64_t groups = (rows + 7) / 8;
+    const kernels::CudaGatherTilesParams params{
+        .exchange = {},
+        .tiles = {reinterpret_cast<uint8_t*>(shared),
+                  reinterpret_cast<float*>(shared + groups * 8 * columns), groups},
+        .blocks = Parts(rank, columns / 128, 1),
+        .num_tokens = rows,
+        .num_rows = rows};
+    return plain ? rank.collectives->CudaCollectives::GatherTiles(params, *rank.stream)
+                 : rank.collectives->GatherTiles(params, *rank.stream);
+  }
+  static Status GatherOutput(const TestRank& rank, int64_t tokens, bool plain) {
+    auto* const y = reinterpret_cast<__nv_bfloat16*>(rank.collectives->shared_memory());
+    const kernels::CudaGatherOutputParams params{.exchange = {},
+                                                 .output = {.y = y},
+                                                 .columns = Parts(rank, kHidden, 128),
+                                                 .num_tokens = tokens,
+                                                 .y = y};
+    return plain ? rank.collectives->CudaCollectives::GatherOutput(params, *rank.stream)
+                 : rank.collectives->GatherOutput(params, *rank.stream);
+  }
+  static Status GatherLogits(const TestRank& rank, int64_t rows, bool plain) {
+    const kernels::CudaGatherColumnsParams params{
+        .exchange = {},
+        .values = reinterpret_cast<float*>(rank.collectives->shared_memory()),
+        .num_rows = rows,
+        .columns = Parts(rank, kVocabulary, 64)};
+    return plain ? rank.collectives->CudaCollectives::GatherLogits(params, *rank.stream)
+                 : rank.collectives->GatherLogits(params, *rank.stream);
   }
 
-  double MeasureNccl(int64_t tokens, int count) {
-    return Measure(*nccl, count, [&](TestRank& rank) {
-      for (int i = 0; i < count; ++i) {
-        CHECK(rank.collectives
-                  ->Sum({.output = {.y = Y(rank)},
-                         .num_tokens = tokens,
-                         .hidden = kHidden,
-                         .y = Y(rank)},
-                        *rank.stream)
-                  .ok());
-      }
-    });
-  }
-
-  double MeasureGather(TestRanks& ranks, int64_t rows, int count) {
-    kernels::GatheredColumns columns;
-    const int64_t size = ranks.size();
-    for (int64_t r = 0; r < size; ++r)
-      columns.begin[r + 1] = kVocabulary / 64 * (r + 1) / size * 64;
+  // gather(rank, rows, plain)
+  using Gather = std::function<Status(const TestRank&, int64_t, bool)>;
+  double Time(TestRanks& ranks, const Gather& gather, int64_t rows, int count, bool plain) const {
     return Measure(ranks, count, [&](TestRank& rank) {
-      for (int i = 0; i < count; ++i) {
-        CHECK(rank.collectives
-                  ->GatherColumns(reinterpret_cast<float*>(Y(rank)), rows, columns, *rank.stream)
-                  .ok());
-      }
+      for (int i = 0; i < count; ++i) CHECK(gather(rank, rows, plain).ok());
       rank.collectives->EndStep(*rank.stream);
     });
   }
 
-  void PrintSums() {
-    const double share =
-        2.0 * (static_cast<double>(gpus.size()) - 1) / static_cast<double>(gpus.size());
-    std::printf("%10s %12s %12s %12s   best GB/s\n", "bytes", "packets us", "2 phases us",
-                "NCCL us");
-    for (const int64_t tokens : {1, 2, 4, 8, 16, 32, 64, 128, 255, 256, 512, 2048, 8192}) {
-      const int count = tokens <= 64 ? 200 : 20;
-      std::vector<double> times;
-      std::printf("%10lld", static_cast<long long>(tokens * kHidden * 2));
-      const auto print = [&](std::optional<double> us) {
-        if (us) times.push_back(*us);
-        us ? std::printf(" %12.2f", *us) : std::printf(" %12s", "-");
-      };
-      using Packets = kernels::CudaPacketSumParams;
-      using TwoPhases = kernels::CudaTwoPhaseSumParams;
-      print(tokens <= kernels::kMaxPacketTokens
-                ? std::optional(MeasureKernel<Packets>(tokens, count))
-                : std::nullopt);
-      print(MeasureKernel<TwoPhases>(tokens, count));
-      print(nccl != nullptr ? std::optional(MeasureNccl(tokens, count)) : std::nullopt);
-      const double best = *std::min_element(times.begin(), times.end());
-      std::printf("   %.0f\n", share * static_cast<double>(tokens * kHidden * 2) / best / 1e3);
+  void Print(const char* what, int64_t row_bytes, const Gather& gather,
+             std::initializer_list<int64_t> all_rows) const {
+    std::printf("%s\n%8s %10s %12s %12s %12s %8s\n", what, "rows", "KB", "as chosen us", "plain us",
+                "NCCL us", "GB/s");
+    for (const int64_t rows : all_rows) {
+      const int count = rows * row_bytes < (1 << 20) ? 100 : 20;
+      const double chosen = Time(*own, gather, rows, count, false);
+      const double plain = Time(*own, gather, rows, count, true);
+      const double bytes = static_cast<double>(rows * row_bytes);
+      std::printf("%8lld %10.1f %12.2f %12.2f", static_cast<long long>(rows), bytes / 1024, chosen,
+                  plain);
+      if (nccl != nullptr) {
+        std::printf(" %12.2f", Time(*nccl, gather, rows, std::min(count, 20), false));
+      } else {
+        std::printf(" %12s", "-");
+      }
+      std::printf(" %8.0f\n", bytes / own->size() / std::min(chosen, plain) / 1e3);
     }
   }
 
-  void PrintGathers() {
-    std::printf("%10s %12s %12s\n", "rows", "packets us", "NCCL us");
-    for (const int64_t rows : {1, 8, 64, 256}) {
-      std::printf("%10lld %12.2f", static_cast<long long>(rows), MeasureGather(*own, rows, 10));
-      nccl != nullptr ? std::printf(" %12.2f\n", MeasureGather(*nccl, rows, 10))
-                      : std::printf(" %12s\n", "-");
-    }
+  void PrintAll() const {
+    Print("wo_a's output, FP8", kGrouped,
+          [](const TestRank& rank, int64_t rows, bool plain) {
+            return GatherTiles(rank, rows, kGrouped, plain);
+          },
+          {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, kMaxTokens});
+    Print("intermediates of a token's seven experts, FP8", kIntermediate * kPairs,
+          [](const TestRank& rank, int64_t rows, bool plain) {
+            return GatherTiles(rank, rows * kPairs, kIntermediate, plain);
+          },
+          {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, kMaxTokens});
+    Print("a sub-layer's output, BF16", kHidden * 2, GatherOutput,
+          {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, kMaxTokens});
+    Print("logits, FP32", kVocabulary * 4, GatherLogits, {1, 8, 16, 64, 256});
   }
 };
 
 Status Run(int num_gpus) {
-  const CudaGroupOptions options{
-      .hidden = kHidden, .max_tokens = kMaxTokens, .max_row_values = kVocabulary};
+  const CudaGroupOptions options{.hidden = kHidden,
+                                 .shared_bytes = kSharedBytes,
+                                 .max_row_bytes = kMaxTokens * kPairs * 128 * num_gpus};
+  static_assert(kLogitsBytes < kSharedBytes);
+  const std::vector<int> gpus = FirstGpus(num_gpus);
+  std::printf("%s\n", device::DescribeTopology(gpus, device::ProbePeerLink).c_str());
   Bench bench;
-  bench.gpus = FirstGpus(num_gpus);
-  std::printf("%s\n", device::DescribeTopology(bench.gpus, device::ProbePeerLink).c_str());
-  ASSIGN_OR_RETURN(bench.peers, CudaPeers::Make(bench.gpus, kHidden, kMaxTokens, options.timeout));
-  ASSIGN_OR_RETURN(auto group, MakePeerGroup(bench.gpus, options));
+  ASSIGN_OR_RETURN(auto group, MakePeerGroup(gpus, options));
   bench.own = std::make_unique<TestRanks>(std::move(group));
   if (const auto library = LoadNccl(); library.ok()) {
-    ASSIGN_OR_RETURN(auto nccl, MakeNcclGroup(*library, bench.gpus, options));
+    ASSIGN_OR_RETURN(auto nccl, MakeNcclGroup(*library, gpus, options));
     bench.nccl = std::make_unique<TestRanks>(std::move(nccl));
   } else {
     std::printf("%s\n", library.status().message().c_str());
   }
-  const int64_t bytes = std::max(kMaxTokens * kHidden * 2, 256 * kVocabulary * 4);
-  for (size_t r = 0; r < bench.gpus.size(); ++r) {
-    for (auto* buffers : {&bench.x, &bench.y}) {
-      ASSIGN_OR_RETURN(auto buffer, (*bench.own)[r].device->Allocate(bytes));
-      buffers->push_back(std::move(buffer));
-    }
-  }
-  bench.PrintSums();
-  bench.PrintGathers();
+  bench.PrintAll();
   return OkStatus();
 }
 

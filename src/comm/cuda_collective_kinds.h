@@ -22,9 +22,14 @@ Result<CudaGroup> MakePeerGroup(std::span<const int> gpus, const CudaGroupOption
 Result<CudaGroup> MakeNcclGroup(const NcclLibrary& nccl, std::span<const int> gpus,
                                 const CudaGroupOptions& options);
 
-// Through pinned host memory and a transport, one a rank: what the host adds up is Group's. The
-// object keeps the transport. kOutOfMemory.
+// Through pinned host memory and a transport, one a rank. The object keeps the transport. kDevice,
+// kOutOfMemory.
 Result<std::shared_ptr<CudaCollectives>> MakeHostCollectives(std::shared_ptr<Transport> transport,
+                                                             int gpu,
                                                              const CudaGroupOptions& options);
+Result<CudaGroup> MakeHostGroup(std::span<const int> gpus, const CudaGroupOptions& options);
+
+// kOutOfMemory.
+Status NoRoomOnGpu(int gpu, int64_t bytes);
 
 }  // namespace fathom::comm

@@ -1,16 +1,16 @@
-// CudaCollectives: what the tensor ranks of a group do together on their GPUs while the model runs.
-// One object a rank, used by its thread; every rank calls the same with the same sizes in the same
-// order. Work is enqueued, errors are told by Check. Three kinds (cuda_group.h says which is
-// taken): kernels that write to each other's memory, NCCL, and host memory. Sums are in the order
-// of the ranks, in FP32 and rounded once to BF16, as comm::Group's; NCCL's own order and roundings
-// beyond two ranks. All ranks have the same bits.
+// CudaCollectives: what the ranks of a group do together on their GPUs while the model runs: each
+// has a part of something, and all get the whole. One object a rank, used by its thread; every rank
+// calls the same with the same sizes in the same order. Work is enqueued, errors are told by Check.
+// Three kinds (cuda_group.h says which is taken): kernels that write to each other's memory, NCCL,
+// and host memory. Nothing is added up: all ranks have the bits that one would have.
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "base/status.h"
 #include "device/device.h"
-#include "kernels/collective/all_reduce_cuda.h"
+#include "kernels/collective/gather_cuda.h"
 
 namespace fathom::comm {
 
@@ -20,23 +20,31 @@ class CudaCollectives {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  // CudaGroupOptions' shared_bytes on this rank's GPU.
+  std::byte* shared_memory() const { return shared_memory_; }
 
   // Whether an exchange may be captured into a graph; otherwise the host takes part.
   virtual bool is_captured() const = 0;
 
-  // The sum over all ranks of combine.output. What is returned is read in its place, until the next
-  // sum; combine.y [num_tokens, hidden] is memory for it, and may be output.y where that has no
-  // pairs.
-  virtual Result<kernels::SublayerOutput> Sum(const kernels::CudaCombineParams& combine,
-                                              device::Stream& stream) = 0;
+  // At most two matrices in shared memory, at the same places on every rank; none of that memory is
+  // in two gathers in a row.
+  virtual Status Gather(std::span<const kernels::GatheredMatrix> matrices,
+                        device::Stream& stream) = 0;
 
-  // For a boundary of so many tokens or rows (hyper_connection_cuda.h) that makes the sum itself:
-  // its exchange. Of size 1: Sum has to.
-  virtual kernels::PeerExchange SumInBoundary(int64_t /*num_tokens*/) { return {}; }
+  // The three below say what is to be gathered, not by which exchange. Tiles and y are in shared
+  // memory; the logits need not be.
+  virtual Status GatherTiles(const kernels::CudaGatherTilesParams& params, device::Stream& stream);
+  virtual Status GatherOutput(const kernels::CudaGatherOutputParams& params,
+                              device::Stream& stream);
+  virtual Status GatherLogits(const kernels::CudaGatherColumnsParams& params,
+                              device::Stream& stream);
 
-  // Rank r's columns of `values` [num_rows, columns.begin[size]] to all others.
-  virtual Status GatherColumns(float* values, int64_t num_rows,
-                               const kernels::GatheredColumns& columns, device::Stream& stream) = 0;
+  // For a boundary of so many tokens or rows (hyper_connection_cuda.h) that completes its input
+  // itself. Of size 1: GatherOutput has to.
+  virtual kernels::OutputExchange GatherInBoundary(int64_t /*num_tokens*/,
+                                                   const kernels::RankParts& /*columns*/) {
+    return {};
+  }
 
   // At the end of every step.
   virtual void EndStep(device::Stream& /*stream*/) {}
@@ -46,10 +54,12 @@ class CudaCollectives {
   virtual Status Check() = 0;
 
  protected:
-  CudaCollectives(int rank, int size) : rank_(rank), size_(size) {}
+  CudaCollectives(int rank, int size, std::byte* shared_memory)
+      : rank_(rank), size_(size), shared_memory_(shared_memory) {}
 
  private:
   const int rank_, size_;
+  std::byte* const shared_memory_;
 };
 
 }  // namespace fathom::comm

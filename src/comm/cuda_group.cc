@@ -1,5 +1,7 @@
 #include "comm/cuda_group.h"
 
+#include <fmt/format.h>
+
 #include <string>
 #include <utility>
 
@@ -20,27 +22,38 @@ bool AllReachAll(std::span<const int> gpus) {
   return true;
 }
 
-Result<CudaGroup> MakeHostGroup(int size, const CudaGroupOptions& options) {
+}  // namespace
+
+Status NoRoomOnGpu(int gpu, int64_t bytes) {
+  return OutOfMemory(
+      fmt::format("cannot allocate {} bytes on GPU {} for what ranks exchange (less with a smaller "
+                  "--max-num-batched-tokens)",
+                  bytes, gpu));
+}
+
+Result<CudaGroup> MakeHostGroup(std::span<const int> gpus, const CudaGroupOptions& options) {
   CudaGroup group;
-  for (auto& transport : MakeMemoryTransports(size, options.timeout)) {
-    ASSIGN_OR_RETURN(auto collectives, MakeHostCollectives(std::move(transport), options));
+  for (auto& transport : MakeMemoryTransports(static_cast<int>(gpus.size()), options.timeout)) {
+    const int gpu = gpus[group.size()];
+    ASSIGN_OR_RETURN(auto collectives, MakeHostCollectives(std::move(transport), gpu, options));
     group.push_back(std::move(collectives));
   }
   return group;
 }
 
-}  // namespace
-
 Result<std::vector<std::shared_ptr<CudaCollectives>>> MakeCudaGroup(
     std::span<const int> gpus, const CudaGroupOptions& options) {
+  if (gpus.size() > kernels::kMaxPeers) {
+    return DeviceError(fmt::format("{} GPUs are to be tensor ranks: at most {} can", gpus.size(),
+                                   kernels::kMaxPeers));
+  }
   const std::string topology = device::DescribeTopology(gpus, device::ProbePeerLink);
   const bool reachable = AllReachAll(gpus);
-  if (options.custom_all_reduce && reachable && gpus.size() <= kernels::kMaxPeers) {
+  if (options.custom_all_reduce && reachable) {
     LogInfo("{}; ranks write to each other's memory", topology);
     return MakePeerGroup(gpus, options);
   }
   const std::string reason = !options.custom_all_reduce ? "the custom all-reduce is off"
-                             : reachable                ? "there are more than 8 ranks"
                                                         : "not all reach each other's memory";
   const auto nccl = LoadNccl();
   if (nccl.ok()) {
@@ -52,7 +65,7 @@ Result<std::vector<std::shared_ptr<CudaCollectives>>> MakeCudaGroup(
   }
   LogWarning("{}; {}, and {}: ranks exchange through host memory, which is slow", topology, reason,
              nccl.status().message());
-  return MakeHostGroup(static_cast<int>(gpus.size()), options);
+  return MakeHostGroup(gpus, options);
 }
 
 }  // namespace fathom::comm

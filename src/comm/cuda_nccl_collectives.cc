@@ -1,10 +1,8 @@
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
-#include "base/check.h"
 #include "comm/cuda_collective_kinds.h"
 #include "comm/cuda_staging.h"
 
@@ -14,47 +12,26 @@ namespace {
 class NcclCollectives final : public CudaCollectives {
  public:
   NcclCollectives(const NcclLibrary& nccl, NcclCommunicator communicator, int rank, int size,
-                  std::shared_ptr<float> staging, int64_t staging_values)
-      : CudaCollectives(rank, size),
+                  std::shared_ptr<std::byte> shared, std::shared_ptr<std::byte> staging,
+                  int64_t staging_bytes)
+      : CudaCollectives(rank, size, shared.get()),
         nccl_(nccl),
         communicator_(communicator),
+        shared_(std::move(shared)),
         staging_(std::move(staging)),
-        staging_values_(staging_values) {}
+        staging_bytes_(staging_bytes) {}
   ~NcclCollectives() override { nccl_.CommAbort(communicator_); }
 
   bool is_captured() const override { return true; }
 
-  Result<kernels::SublayerOutput> Sum(const kernels::CudaCombineParams& combine,
-                                      device::Stream& stream) override {
-    if (combine.output.y != combine.y) kernels::Launch(combine, stream);
-    RETURN_IF_ERROR(StatusOf(nccl_.AllReduce(
-        combine.y, combine.y, static_cast<size_t>(combine.num_tokens * combine.hidden),
-        NcclType::kBF16, kNcclSum, communicator_,
-        static_cast<cudaStream_t>(stream.native_handle()))));
-    return kernels::SublayerOutput{.y = combine.y};
-  }
-
-  // All ranks send as many columns as the one that has most.
-  Status GatherColumns(float* values, int64_t num_rows, const kernels::GatheredColumns& columns,
-                       device::Stream& stream) override {
-    const int64_t most = columns.most(size()), stride = columns.begin[size()];
-    const int64_t rows_at_once = staging_values_ / ((size() + 1) * most);
-    CHECK_GT(rows_at_once, 0);
-    for (int64_t row = 0; row < num_rows; row += rows_at_once) {
-      const int64_t rows = std::min(rows_at_once, num_rows - row);
-      float* const to = values + row * stride;
-      float* const sent = staging_.get();
-      float* const received = sent + rows * most;
-      CopyColumns(sent, most, to + columns.begin[rank()], stride, rows, columns.count(rank()),
-                  stream);
-      RETURN_IF_ERROR(StatusOf(nccl_.AllGather(sent, received, static_cast<size_t>(rows * most),
-                                               NcclType::kF32, communicator_,
-                                               static_cast<cudaStream_t>(stream.native_handle()))));
-      for (int from = 0; from < size(); ++from) {
-        if (from == rank()) continue;
-        CopyColumns(to + columns.begin[from], stride, received + from * rows * most, most, rows,
-                    columns.count(from), stream);
-      }
+  Status Gather(std::span<const kernels::GatheredMatrix> matrices,
+                device::Stream& stream) override {
+    const auto exchange = [&](const std::vector<Group::Range>& ranges) {
+      return Broadcast(ranges, static_cast<cudaStream_t>(stream.native_handle()));
+    };
+    for (const kernels::GatheredMatrix& matrix : matrices) {
+      RETURN_IF_ERROR(
+          GatherPacked(matrix, rank(), size(), staging_.get(), staging_bytes_, stream, exchange));
     }
     return OkStatus();
   }
@@ -63,6 +40,21 @@ class NcclCollectives final : public CudaCollectives {
     int result = kNcclSuccess;
     nccl_.CommGetAsyncError(communicator_, &result);
     return result == kNcclInProgress ? OkStatus() : StatusOf(result);
+  }
+
+  // Each rank's range of the staging memory to all others.
+  Status Broadcast(const std::vector<Group::Range>& ranges, cudaStream_t stream) const {
+    RETURN_IF_ERROR(StatusOf(nccl_.GroupStart()));
+    Status status;
+    for (size_t root = 0; root < ranges.size() && status.ok(); ++root) {
+      const int64_t bytes = ranges[root].end - ranges[root].begin;
+      std::byte* const place = staging_.get() + ranges[root].begin;
+      if (bytes == 0) continue;
+      status = StatusOf(nccl_.Broadcast(place, place, static_cast<size_t>(bytes), kNcclBytes,
+                                        static_cast<int>(root), communicator_, stream));
+    }
+    const int ended = nccl_.GroupEnd();
+    return status.ok() ? StatusOf(ended) : status;
   }
 
  private:
@@ -74,9 +66,35 @@ class NcclCollectives final : public CudaCollectives {
 
   const NcclLibrary nccl_;
   const NcclCommunicator communicator_;
-  const std::shared_ptr<float> staging_;
-  const int64_t staging_values_;
+  const std::shared_ptr<std::byte> shared_, staging_;
+  const int64_t staging_bytes_;
 };
+
+// NCCL connects ranks when they first exchange something, which must not be while a graph is
+// captured.
+Status ConnectRanks(const NcclLibrary& nccl, std::span<const int> gpus,
+                    std::span<const std::shared_ptr<NcclCollectives>> ranks) {
+  std::vector<Group::Range> ranges;
+  for (int64_t r = 0; r < static_cast<int64_t>(gpus.size()); ++r) {
+    ranges.push_back({r << 20, (r + 1) << 20});
+  }
+  nccl.GroupStart();
+  Status status;
+  for (size_t r = 0; r < gpus.size() && status.ok(); ++r) {
+    cudaSetDevice(gpus[r]);
+    status = ranks[r]->Broadcast(ranges, nullptr);
+  }
+  const int ended = nccl.GroupEnd();
+  RETURN_IF_ERROR(status);
+  for (const int gpu : gpus) {
+    if (ended == kNcclSuccess && cudaSetDevice(gpu) == cudaSuccess &&
+        cudaDeviceSynchronize() == cudaSuccess) {
+      continue;
+    }
+    return DeviceError(fmt::format("NCCL's first exchange failed: {}", nccl.GetErrorString(ended)));
+  }
+  return OkStatus();
+}
 
 }  // namespace
 
@@ -89,29 +107,23 @@ Result<CudaGroup> MakeNcclGroup(const NcclLibrary& nccl, std::span<const int> gp
     return DeviceError(
         fmt::format("NCCL cannot connect {} GPUs: {}", size, nccl.GetErrorString(result)));
   }
-  // Of the longest rows, each rank's part rounded up to the largest's, and that part once more.
-  const int64_t values = kStagedRows * 2 * (options.max_row_values + 128 * size);
-  CudaGroup group;
+  const int64_t staging_bytes = StagingBytes(options);
+  std::vector<std::shared_ptr<NcclCollectives>> ranks;
   Status status;
   for (int rank = 0; rank < size; ++rank) {
     const int gpu = gpus[static_cast<size_t>(rank)];
-    void* staging = nullptr;
-    if (cudaSetDevice(gpu) != cudaSuccess ||
-        cudaMalloc(&staging, static_cast<size_t>(values) * sizeof(float)) != cudaSuccess) {
-      (void)cudaGetLastError();
-      status = OutOfMemory(
-          fmt::format("cannot allocate {} bytes on GPU {} to gather logits", values * 4, gpu));
+    if (cudaSetDevice(gpu) != cudaSuccess) status = DeviceError("cudaSetDevice failed");
+    auto shared = AllocateOnGpu(options.shared_bytes), staging = AllocateOnGpu(staging_bytes);
+    if (shared == nullptr || staging == nullptr) {
+      status = NoRoomOnGpu(gpu, options.shared_bytes + staging_bytes);
     }
-    const auto free_staging = [gpu](float* memory) {
-      cudaSetDevice(gpu);
-      cudaFree(memory);
-    };
-    group.push_back(std::make_shared<NcclCollectives>(
-        nccl, communicators[static_cast<size_t>(rank)], rank, size,
-        std::shared_ptr<float>(static_cast<float*>(staging), free_staging), values));
+    ranks.push_back(std::make_shared<NcclCollectives>(
+        nccl, communicators[static_cast<size_t>(rank)], rank, size, std::move(shared),
+        std::move(staging), staging_bytes));
   }
   RETURN_IF_ERROR(status);
-  return group;
+  RETURN_IF_ERROR(ConnectRanks(nccl, gpus, ranks));
+  return CudaGroup(ranks.begin(), ranks.end());
 }
 
 }  // namespace fathom::comm

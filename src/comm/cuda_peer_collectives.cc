@@ -1,7 +1,9 @@
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "base/check.h"
 #include "comm/cuda_collective_kinds.h"
 
 namespace fathom::comm {
@@ -10,37 +12,46 @@ namespace {
 class PeerCollectives final : public CudaCollectives {
  public:
   PeerCollectives(std::shared_ptr<const CudaPeers> peers, int rank, int64_t max_boundary_tokens)
-      : CudaCollectives(rank, peers->view(rank).size),
+      : CudaCollectives(rank, peers->view(rank).size,
+                        peers->view(rank).memory[rank] + peers->view(rank).layout.shared_offset),
         peers_(std::move(peers)),
         view_(peers_->view(rank)),
         max_boundary_tokens_(max_boundary_tokens) {}
 
   bool is_captured() const override { return true; }
 
-  Result<kernels::SublayerOutput> Sum(const kernels::CudaCombineParams& combine,
-                                      device::Stream& stream) override {
-    const kernels::PeerExchange exchange = Next();
-    if (kernels::GoesAsPackets(combine.num_tokens, combine.hidden, size())) {
-      kernels::Launch(kernels::CudaPacketSumParams{exchange, combine}, stream);
-      return kernels::SublayerOutput{.y = combine.y};
-    }
-    kernels::Launch(kernels::CudaTwoPhaseSumParams{exchange, combine}, stream);
-    return kernels::SublayerOutput{.y = kernels::TwoPhaseSums(view_)};
-  }
-
-  kernels::PeerExchange SumInBoundary(int64_t num_tokens) override {
-    return num_tokens <= max_boundary_tokens_ ? Next() : kernels::PeerExchange{};
-  }
-
-  Status GatherColumns(float* values, int64_t num_rows, const kernels::GatheredColumns& columns,
-                       device::Stream& stream) override {
-    const kernels::CudaGatherColumnsParams params{.exchange = {view_, num_exchanges_},
-                                                  .values = values,
-                                                  .num_rows = num_rows,
-                                                  .columns = columns};
-    num_exchanges_ += static_cast<uint32_t>(kernels::NumGatherExchanges(params));
+  Status Gather(std::span<const kernels::GatheredMatrix> matrices,
+                device::Stream& stream) override {
+    kernels::CudaGatherParams params;
+    params.exchange = Next();
+    CHECK_LE(matrices.size(), size_t{kernels::kMaxGatheredMatrices});
+    std::copy(matrices.begin(), matrices.end(), params.matrices);
+    params.num_matrices = static_cast<int>(matrices.size());
     kernels::Launch(params, stream);
     return OkStatus();
+  }
+
+  Status GatherTiles(const kernels::CudaGatherTilesParams& params,
+                     device::Stream& stream) override {
+    if (!kernels::FitsPackets(params, size())) return CudaCollectives::GatherTiles(params, stream);
+    return Launch(params, 1, stream);
+  }
+  Status GatherOutput(const kernels::CudaGatherOutputParams& params,
+                      device::Stream& stream) override {
+    if (!kernels::FitsPackets(params, size())) return CudaCollectives::GatherOutput(params, stream);
+    return Launch(params, 1, stream);
+  }
+  Status GatherLogits(const kernels::CudaGatherColumnsParams& params,
+                      device::Stream& stream) override {
+    kernels::CudaGatherColumnsParams sized = params;
+    sized.exchange.peers = view_;
+    return Launch(params, kernels::NumExchanges(sized), stream);
+  }
+
+  kernels::OutputExchange GatherInBoundary(int64_t num_tokens,
+                                           const kernels::RankParts& columns) override {
+    if (num_tokens > max_boundary_tokens_ || columns.least(size()) == 0) return {};
+    return {Next(), columns};
   }
 
   void EndStep(device::Stream& stream) override {
@@ -53,6 +64,14 @@ class PeerCollectives final : public CudaCollectives {
  private:
   kernels::PeerExchange Next() { return {view_, num_exchanges_++}; }
 
+  template <typename Params>
+  Status Launch(Params params, int64_t num_exchanges, device::Stream& stream) {
+    params.exchange = {view_, num_exchanges_};
+    num_exchanges_ += static_cast<uint32_t>(num_exchanges);
+    kernels::Launch(params, stream);
+    return OkStatus();
+  }
+
   const std::shared_ptr<const CudaPeers> peers_;
   const kernels::PeerView& view_;
   const int64_t max_boundary_tokens_;
@@ -62,8 +81,7 @@ class PeerCollectives final : public CudaCollectives {
 }  // namespace
 
 Result<CudaGroup> MakePeerGroup(std::span<const int> gpus, const CudaGroupOptions& options) {
-  ASSIGN_OR_RETURN(auto made,
-                   CudaPeers::Make(gpus, options.hidden, options.max_tokens, options.timeout));
+  ASSIGN_OR_RETURN(auto made, CudaPeers::Make(gpus, options.shared_bytes, options.timeout));
   const std::shared_ptr<const CudaPeers> peers = std::move(made);
   CudaGroup group;
   for (size_t rank = 0; rank < gpus.size(); ++rank) {

@@ -5,6 +5,7 @@
 
 #include <chrono>
 
+#include "comm/cuda_collective_kinds.h"
 #include "device/cuda/multi_gpu.h"
 
 namespace fathom::comm {
@@ -28,8 +29,8 @@ Status CudaError(const char* what, int gpu, cudaError_t error) {
 
 }  // namespace
 
-Result<std::unique_ptr<CudaPeers>> CudaPeers::Make(std::span<const int> gpus, int64_t hidden,
-                                                   int64_t max_tokens, Duration timeout) {
+Result<std::unique_ptr<CudaPeers>> CudaPeers::Make(std::span<const int> gpus, int64_t shared_bytes,
+                                                   Duration timeout) {
   if (gpus.size() > kernels::kMaxPeers) {
     return DeviceError(fmt::format("{} GPUs are to write to each other's memory: at most {} can",
                                    gpus.size(), kernels::kMaxPeers));
@@ -41,7 +42,7 @@ Result<std::unique_ptr<CudaPeers>> CudaPeers::Make(std::span<const int> gpus, in
   }
   std::unique_ptr<CudaPeers> peers(new CudaPeers(gpus, timeout));
   RETURN_IF_ERROR(peers->EnableAccess());
-  RETURN_IF_ERROR(peers->Allocate(hidden, max_tokens));
+  RETURN_IF_ERROR(peers->Allocate(shared_bytes));
   return peers;
 }
 
@@ -61,9 +62,9 @@ Status CudaPeers::EnableAccess() const {
   return OkStatus();
 }
 
-Status CudaPeers::Allocate(int64_t hidden, int64_t max_tokens) {
+Status CudaPeers::Allocate(int64_t shared_bytes) {
   const int size = static_cast<int>(gpus_.size());
-  const auto layout = kernels::MakePeerLayout(size, hidden, max_tokens);
+  const auto layout = kernels::MakePeerLayout(size, shared_bytes);
   const size_t bytes = static_cast<size_t>(layout.bytes + kCounterBytes);
   const size_t report_bytes = static_cast<size_t>(size) * kReportStride * sizeof(uint32_t);
   void* reports = nullptr;
@@ -78,10 +79,7 @@ Status CudaPeers::Allocate(int64_t hidden, int64_t max_tokens) {
     void* memory = nullptr;
     if (cudaMalloc(&memory, bytes) != cudaSuccess) {
       (void)cudaGetLastError();
-      return OutOfMemory(
-          fmt::format("cannot allocate {} bytes on GPU {} for what other ranks send (less with a "
-                      "smaller --max-num-batched-tokens)",
-                      bytes, gpu));
+      return NoRoomOnGpu(gpu, static_cast<int64_t>(bytes));
     }
     auto* const base = static_cast<std::byte*>(memory);
     auto* const counters = reinterpret_cast<uint64_t*>(base + layout.bytes);

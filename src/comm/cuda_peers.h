@@ -15,10 +15,10 @@ namespace fathom::comm {
 
 class CudaPeers {
  public:
-  // Sums of up to max_tokens tokens of `hidden` values. All GPUs reach each other. kDevice: they do
-  // not, or kernels are loaded lazily (device/cuda/multi_gpu.h); kOutOfMemory.
-  static Result<std::unique_ptr<CudaPeers>> Make(std::span<const int> gpus, int64_t hidden,
-                                                 int64_t max_tokens, Duration timeout);
+  // With so much shared memory. All GPUs reach each other. kDevice: they do not, or kernels are
+  // loaded lazily (device/cuda/multi_gpu.h); kOutOfMemory.
+  static Result<std::unique_ptr<CudaPeers>> Make(std::span<const int> gpus, int64_t shared_bytes,
+                                                 Duration timeout);
   ~CudaPeers();
   CudaPeers(const CudaPeers&) = delete;
   CudaPeers& operator=(const CudaPeers&) = delete;
@@ -31,7 +31,7 @@ class CudaPeers {
  private:
   CudaPeers(std::span<const int> gpus, Duration timeout)
       : gpus_(gpus.begin(), gpus.end()), timeout_(timeout) {}
-  Status Allocate(int64_t hidden, int64_t max_tokens);
+  Status Allocate(int64_t shared_bytes);
   Status EnableAccess() const;
 
   const std::vector<int> gpus_;

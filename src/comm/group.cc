@@ -4,39 +4,14 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/float_types.h"
 
 namespace fathom::comm {
+
 Group::Group(Transport& transport, std::vector<int> members)
     : transport_(transport), members_(std::move(members)) {
   const auto own = std::find(members_.begin(), members_.end(), transport.rank());
   CHECK(own != members_.end());
   rank_ = static_cast<int>(own - members_.begin());
-}
-
-template <typename T>
-Status Group::AllReduce(std::span<T> values) {
-  if (size() == 1) return OkStatus();
-  const size_t count = values.size();
-  scratch_.resize(members_.size() * count * sizeof(T));
-  T* const received = reinterpret_cast<T*>(scratch_.data());
-  std::vector<Outgoing> outgoing;
-  std::vector<Incoming> incoming;
-  for (size_t m = 0; m < members_.size(); ++m) {
-    if (static_cast<int>(m) == rank_) continue;
-    outgoing.push_back({members_[m], std::as_bytes(values)});
-    incoming.push_back(
-        {members_[m], std::as_writable_bytes(std::span(received + m * count, count))});
-  }
-  RETURN_IF_ERROR(transport_.Exchange(outgoing, incoming));
-  for (size_t i = 0; i < count; ++i) {
-    float sum = 0;
-    for (size_t m = 0; m < members_.size(); ++m) {
-      sum += static_cast<float>(static_cast<int>(m) == rank_ ? values[i] : received[m * count + i]);
-    }
-    values[i] = T(sum);
-  }
-  return OkStatus();
 }
 
 Status Group::AllGather(std::span<std::byte> all, std::span<const Range> ranges) {
@@ -55,8 +30,5 @@ Status Group::AllGather(std::span<std::byte> all, std::span<const Range> ranges)
   }
   return transport_.Exchange(outgoing, incoming);
 }
-
-template Status Group::AllReduce(std::span<float>);
-template Status Group::AllReduce(std::span<BFloat16>);
 
 }  // namespace fathom::comm

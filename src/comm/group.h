@@ -1,7 +1,6 @@
-// Group: the ranks that compute one thing together, and what they do together. One object a rank,
-// used by its thread; every member calls the same operations in the same order. Sums are taken in
-// FP32 in the order of the members and rounded once, so that all members have the same bits. The
-// transport outlives it. kPeer: as Transport::Exchange.
+// Group: the ranks that compute one thing together, and what they do together: each has a part of
+// something, and all get the whole. One object a rank, used by its thread; every member calls the
+// same operations in the same order. The transport outlives it. kPeer: as Transport::Exchange.
 #pragma once
 
 #include <cstddef>
@@ -22,10 +21,6 @@ class Group {
   int rank() const { return rank_; }  // its own place among the members
   int size() const { return static_cast<int>(members_.size()); }
 
-  // values[i] = the sum of all members'. T: float or BFloat16.
-  template <typename T>
-  Status AllReduce(std::span<T> values);
-
   struct Range {
     int64_t begin = 0;
     int64_t end = 0;
@@ -37,7 +32,6 @@ class Group {
   Transport& transport_;
   std::vector<int> members_;
   int rank_ = 0;
-  std::vector<std::byte> scratch_;
 };
 
 }  // namespace fathom::comm

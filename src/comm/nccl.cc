@@ -24,8 +24,9 @@ Result<NcclLibrary> LoadNccl(const std::string& file) {
   find(nccl.CommInitAll, "ncclCommInitAll");
   find(nccl.CommAbort, "ncclCommAbort");
   find(nccl.CommGetAsyncError, "ncclCommGetAsyncError");
-  find(nccl.AllReduce, "ncclAllReduce");
-  find(nccl.AllGather, "ncclAllGather");
+  find(nccl.GroupStart, "ncclGroupStart");
+  find(nccl.GroupEnd, "ncclGroupEnd");
+  find(nccl.Broadcast, "ncclBroadcast");
   if (missing.empty()) return nccl;
   dlclose(library);
   return NotFound(fmt::format(

@@ -13,8 +13,7 @@
 namespace fathom::comm {
 
 using NcclCommunicator = void*;
-enum class NcclType : int { kF32 = 7, kBF16 = 9 };
-inline constexpr int kNcclSum = 0;
+inline constexpr int kNcclBytes = 1;  // a type: unsigned, of 8 bits
 inline constexpr int kNcclSuccess = 0;
 inline constexpr int kNcclInProgress = 7;
 
@@ -25,9 +24,9 @@ struct NcclLibrary {
   int (*CommInitAll)(NcclCommunicator* communicators, int count, const int* gpus) = nullptr;
   int (*CommAbort)(NcclCommunicator communicator) = nullptr;
   int (*CommGetAsyncError)(NcclCommunicator communicator, int* result) = nullptr;
-  int (*AllReduce)(const void* send, void* receive, size_t count, NcclType type, int operation,
-                   NcclCommunicator communicator, cudaStream_t stream) = nullptr;
-  int (*AllGather)(const void* send, void* receive, size_t send_count, NcclType type,
+  int (*GroupStart)() = nullptr;
+  int (*GroupEnd)() = nullptr;
+  int (*Broadcast)(const void* send, void* receive, size_t count, int type, int root,
                    NcclCommunicator communicator, cudaStream_t stream) = nullptr;
 };
 

@@ -10,7 +10,6 @@
 #include <string>
 #include <thread>
 
-#include "comm/group.h"
 #include "comm/test_nodes.h"
 
 namespace fathom::comm {
@@ -26,13 +25,6 @@ double SecondsOf(const std::function<void()>& body) {
   return Seconds(SystemClock().Now() - begin);
 }
 
-Status AllReduceOnce(Transport& transport) {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < transport.size(); ++rank) ranks.push_back(rank);
-  std::vector<float> values(1000);
-  return Group(transport, ranks).AllReduce(std::span(values));
-}
-
 TEST(NodeGroup, OneNodeHasItsRanksAndNeedsNoOther) {
   JoinOptions options;
   options.num_local_ranks = options.world_size = 3;
@@ -41,7 +33,7 @@ TEST(NodeGroup, OneNodeHasItsRanksAndNeedsNoOther) {
   EXPECT_EQ(group->nodes()[0].num_ranks, 3);
   OnThreads(3, [&](size_t i) {
     EXPECT_EQ(group->transport(static_cast<int>(i)).rank(), static_cast<int>(i));
-    EXPECT_TRUE(AllReduceOnce(group->transport(static_cast<int>(i))).ok());
+    EXPECT_TRUE(GatherOnce(group->transport(static_cast<int>(i))).ok());
   });
   EXPECT_TRUE(group->control().Broadcast("to nobody").ok());
   group->control().Close();
@@ -132,7 +124,7 @@ TEST(NodeGroup, AnAbortReachesEveryCallOfEveryNodeWithItsReason) {
       EXPECT_EQ(world.node(2).control().Receive().status().code(), StatusCode::kDevice);
     } else if (node == 1) {
       OnThreads(2, [&](size_t i) {
-        const Status status = AllReduceOnce(world.rank(1 + i));
+        const Status status = GatherOnce(world.rank(1 + i));
         EXPECT_EQ(status.code(), StatusCode::kPeer);
         EXPECT_THAT(status.message(), AllOf(HasSubstr("node 2"), HasSubstr("fell off the bus")));
       });
@@ -149,7 +141,7 @@ TEST(NodeGroup, ARankThatDoesNotComeToAnExchangeEndsTheGroupInTime) {
   for (JoinOptions& one : options) one.exchange_timeout = milliseconds(200);
   TestWorld world(options);
   Status status;
-  EXPECT_LT(SecondsOf([&] { status = AllReduceOnce(world.rank(0)); }), 3);
+  EXPECT_LT(SecondsOf([&] { status = GatherOnce(world.rank(0)); }), 3);
   EXPECT_EQ(status.code(), StatusCode::kPeer);
   EXPECT_THAT(status.message(), AllOf(HasSubstr("rank 1 (node 1"), HasSubstr("hangs")));
   const auto message = world.node(1).control().Receive();
@@ -180,16 +172,16 @@ std::pair<Status, double> EndOfAProcess(int how) {
     auto group = NodeGroup::Join(options[1]);
     if (!group.ok()) _exit(1);
     for (int i = 0; i < 10; ++i) {
-      if (!AllReduceOnce((*group)->transport(0)).ok()) _exit(1);
+      if (!GatherOnce((*group)->transport(0)).ok()) _exit(1);
     }
     kill(getpid(), how);
     _exit(1);
   }
   auto group = NodeGroup::Join(options[0]).value();
   Transport& transport = group->transport(0);
-  for (int i = 0; i < 10; ++i) EXPECT_TRUE(AllReduceOnce(transport).ok());
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(GatherOnce(transport).ok());
   Status status;
-  const double took = SecondsOf([&] { status = AllReduceOnce(transport); });
+  const double took = SecondsOf([&] { status = GatherOnce(transport); });
   EXPECT_EQ(group->control().Receive().status().message(), status.message());
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/group.h"
 #include "comm/memory_transport.h"
 #include "comm/node_group.h"
 #include "comm/socket.h"
@@ -97,5 +99,24 @@ class TestWorld {
   std::vector<std::unique_ptr<NodeGroup>> groups_;
   std::vector<Transport*> ranks_;
 };
+
+// Every rank's thousand bytes, its number, to all others of the world; again and again, `round`.
+inline Status GatherOnce(Transport& transport, int round = 0) {
+  constexpr int64_t kBytes = 1000;
+  std::vector<int> ranks;
+  std::vector<Group::Range> ranges;
+  std::vector<std::byte> all(static_cast<size_t>(kBytes * transport.size()));
+  const auto value = [round](int64_t rank) { return std::byte(rank + round); };
+  for (int rank = 0; rank < transport.size(); ++rank) {
+    ranks.push_back(rank);
+    ranges.push_back({kBytes * rank, kBytes * (rank + 1)});
+  }
+  std::fill_n(all.begin() + kBytes * transport.rank(), kBytes, value(transport.rank()));
+  RETURN_IF_ERROR(Group(transport, ranks).AllGather(all, ranges));
+  for (size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(all[i], value(static_cast<int64_t>(i) / kBytes)) << i;
+  }
+  return OkStatus();
+}
 
 }  // namespace fathom::comm

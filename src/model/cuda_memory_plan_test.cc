@@ -16,15 +16,15 @@ TEST(CudaMemoryPlan, TheWorkspaceOfAStepIsWhatIsAllocated) {
     for (const int tensor : {1, 2, 8}) {
       const config::ParallelConfig parallel{.tensor_parallel_size = tensor};
       const checkpoint::Shard shard =
-          checkpoint::MakeShard(*config, parallel, {.tensor = tensor - 1}, checkpoint::Split::kSums)
-              .value();
+          checkpoint::MakeShard(*config, parallel, {.tensor = tensor - 1}).value();
       for (const int tokens : {2048, 8192}) {
         for (const int64_t context : {int64_t{32768}, int64_t{1} << 20}) {
           const ModelLimits limits{tokens, 64, context};
-          int64_t allocated = CudaWorkspaceBytes(shard.config, limits);
-          if (tensor > 1) {
-            allocated += kernels::MakePeerLayout(tensor, config->hidden_size, tokens).bytes;
-          }
+          const int64_t shared = SharedWorkspaceBytes(
+              *config, limits, int64_t{config->o_groups} * config->o_lora_rank);
+          const int64_t allocated =
+              CudaWorkspaceBytes(shard.config, limits) +
+              (tensor > 1 ? kernels::MakePeerLayout(tensor, shared).bytes : shared);
           const int64_t planned = StepWorkspaceBytes(shard, parallel, limits);
           EXPECT_GT(planned, allocated - allocated / 100) << preset << " " << tensor;
           EXPECT_LT(planned, allocated + allocated / 20) << preset << " " << tensor;

@@ -1,13 +1,13 @@
-// The built-in model on several GPUs against one: log-probabilities on its own text, prompts in
-// chunks of every way to add up over ranks and decodes as graphs; the same bits on all ranks; the
-// same greedy text.
+// Several GPUs have the bits of one, whatever carries what they exchange: the built-in model, and
+// four layers as wide as Flash's; prompts in chunks of every way to exchange, decodes as graphs.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <thread>
 
+#include "checkpoint/synthetic_checkpoint.h"
 #include "comm/cuda_testing.h"
-#include "comm/memory_transport.h"
 #include "model/own_text.h"
 
 namespace fathom::model {
@@ -25,13 +25,22 @@ Result<comm::CudaGroup> MakeNccl(std::span<const int> gpus, const comm::CudaGrou
   ASSIGN_OR_RETURN(const comm::NcclLibrary nccl, comm::LoadNccl());
   return comm::MakeNcclGroup(nccl, gpus, options);
 }
-Result<comm::CudaGroup> MakeHost(std::span<const int> gpus, const comm::CudaGroupOptions& options) {
-  comm::CudaGroup group;
-  for (auto& t : comm::MakeMemoryTransports(static_cast<int>(gpus.size()), options.timeout)) {
-    ASSIGN_OR_RETURN(auto collectives, comm::MakeHostCollectives(std::move(t), options));
-    group.push_back(std::move(collectives));
-  }
-  return group;
+
+config::ModelConfig TinyConfig() {
+  return checkpoint::LoadModelConfig(std::string(FATHOM_MODELS) + "/fathom-tiny").value();
+}
+
+// Flash's first layers, a window's, ratio 4's and 128's among them, with fewer experts and words.
+config::ModelConfig WideConfig() {
+  auto config =
+      checkpoint::ParseModelConfig(checkpoint::PresetConfigText("flash").value(), "flash").value();
+  config.num_layers = 4;
+  config.compress_ratios.resize(4);
+  config.num_experts = 16;
+  config.vocab_size = 4096;
+  config.draft = config::DraftKind::kNone;
+  config.num_draft_blocks = 0;
+  return config;
 }
 
 class CudaRanksTest : public testing::TestWithParam<Layout> {
@@ -39,12 +48,19 @@ class CudaRanksTest : public testing::TestWithParam<Layout> {
   void SetUp() override {
     const int size = GetParam().num_ranks, count = device::CountGpus();
     if (count < size) GTEST_SKIP() << size << " GPUs are needed, there are " << count;
-    const std::string folder = std::string(FATHOM_MODELS) + "/fathom-tiny";
-    config_ = checkpoint::LoadModelConfig(folder).value();
-    checkpoint_ = std::move(checkpoint::OpenCheckpoint(folder, config_).value());
-    auto group = GetParam().make(comm::FirstGpus(size), {.hidden = config_.hidden_size,
-                                                         .max_tokens = kMaxSeqs * kMaxLength,
-                                                         .max_row_values = config_.vocab_size});
+  }
+
+  // Null `source`: synthetic weights.
+  void MakeModels(const config::ModelConfig& config, const checkpoint::TensorSource* source,
+                  int max_seqs) {
+    config_ = config;
+    source_ = source;
+    max_seqs_ = max_seqs;
+    const int size = GetParam().num_ranks;
+    const ModelLimits limits{.max_batched_tokens = max_seqs * kMaxLength,
+                             .max_num_seqs = max_seqs,
+                             .max_model_len = kMaxLength};
+    auto group = GetParam().make(comm::FirstGpus(size), GroupOptions(config_, limits, size));
     if (group.status().code() == StatusCode::kNotFound) GTEST_SKIP() << group.status().message();
     ASSERT_TRUE(group.ok()) << group.status().message();
     alone_ = Make(0, {}, {});
@@ -54,11 +70,17 @@ class CudaRanksTest : public testing::TestWithParam<Layout> {
                             {parallel, PlaceOf(parallel, r), nullptr}));
     }
   }
+  void MakeTinyModels() {
+    const config::ModelConfig config = TinyConfig();
+    checkpoint_ = std::move(
+        checkpoint::OpenCheckpoint(std::string(FATHOM_MODELS) + "/fathom-tiny", config).value());
+    MakeModels(config, checkpoint_.get(), kMaxSeqs);
+  }
 
   std::unique_ptr<TestModel> Make(int gpu, const CudaModelOptions& options,
                                   const ModelRank& rank) const {
-    return std::make_unique<TestModel>(config_, config::Numerics::kOfficial, 4, kMaxSeqs,
-                                       kMaxLength, kv_cache::IndexKeyDType::kFp4, checkpoint_.get(),
+    return std::make_unique<TestModel>(config_, config::Numerics::kOfficial, 4, max_seqs_,
+                                       kMaxLength, kv_cache::IndexKeyDType::kFp4, source_,
                                        std::move(device::MakeCudaDevice(gpu).value()), options,
                                        rank);
   }
@@ -100,49 +122,79 @@ class CudaRanksTest : public testing::TestWithParam<Layout> {
     return sequences;
   }
 
+  // Runs a text in chunks on one GPU and on all ranks: the same logits after every token.
+  void ExpectTheBitsOfOne(const std::vector<int32_t>& text, const std::vector<int>& chunks) {
+    TestSequence expected = alone_->Add(text);
+    Run(*alone_, expected, chunks);
+    std::vector<TestSequence> actual(ranks_.size());
+    OnAll([&](size_t r) {
+      actual[r] = ranks_[r]->Add(text);
+      Run(*ranks_[r], actual[r], chunks);
+    });
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      size_t different = 0, first = text.size();
+      for (size_t t = 0; t < text.size(); ++t) {
+        if (actual[r].logits[t] == expected.logits[t]) continue;
+        first = std::min(first, t);
+        ++different;
+      }
+      EXPECT_EQ(different, 0u) << "rank " << r << ", first token " << first;
+    }
+  }
+
+  // Prompts and greedy tokens in one batch.
+  void ExpectTheTextOfOne(int num_prompts, int length) {
+    const auto expected = Greedy(*alone_, num_prompts, length);
+    std::vector<std::vector<TestSequence>> actual(ranks_.size());
+    OnAll([&](size_t r) { actual[r] = Greedy(*ranks_[r], num_prompts, length); });
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      for (size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_EQ(actual[r][i].token_ids, expected[i].token_ids) << "rank " << r << " prompt " << i;
+        EXPECT_EQ(actual[r][i].logits.back(), expected[i].logits.back())
+            << "rank " << r << " prompt " << i;
+      }
+    }
+  }
+
+  int max_seqs_ = 0;
   config::ModelConfig config_;
+  const checkpoint::TensorSource* source_ = nullptr;
   std::unique_ptr<checkpoint::TensorSource> checkpoint_;
   std::unique_ptr<TestModel> alone_;
   std::vector<std::unique_ptr<TestModel>> ranks_;
 };
 
-TEST_P(CudaRanksTest, FollowOneGpu) {
-  const std::vector<int> chunks = {300, 100, 17, 9, 1};
-  const std::vector<int32_t> text = OwnText(*alone_, kMaxLength, 1).token_ids;
-  TestSequence expected = alone_->Add(text);
-  Run(*alone_, expected, chunks);
-  std::vector<TestSequence> actual(ranks_.size());
-  OnAll([&](size_t r) {
-    actual[r] = ranks_[r]->Add(text);
-    Run(*ranks_[r], actual[r], chunks);
-  });
-  for (size_t r = 0; r < ranks_.size(); ++r) {
-    ExpectClose(expected, actual[r], ("rank " + std::to_string(r)).c_str());
-    EXPECT_EQ(actual[r].logits, actual[0].logits) << "rank " << r;
-  }
+TEST_P(CudaRanksTest, TheBuiltInModelHasTheBitsOfOneGpu) {
+  MakeTinyModels();
+  if (ranks_.empty()) return;
+  ExpectTheBitsOfOne(OwnText(*alone_, kMaxLength, 1).token_ids, {300, 100, 17, 9, 1});
 }
 
-TEST_P(CudaRanksTest, WriteTheSameText) {
-  constexpr int kPrompts = 20, kLength = 256;
-  const auto expected = Greedy(*alone_, kPrompts, kLength);
-  std::vector<std::vector<TestSequence>> actual(ranks_.size());
-  OnAll([&](size_t r) { actual[r] = Greedy(*ranks_[r], kPrompts, kLength); });
-  for (size_t r = 0; r < ranks_.size(); ++r) {
-    int same = 0;
-    for (size_t i = 0; i < kPrompts; ++i) {
-      same += actual[r][i].token_ids == expected[i].token_ids ? 1 : 0;
-      EXPECT_EQ(actual[r][i].token_ids, actual[0][i].token_ids) << "rank " << r << " prompt " << i;
-    }
-    EXPECT_GE(same, kPrompts - 1) << "rank " << r;
-  }
+TEST_P(CudaRanksTest, TheBuiltInModelWritesTheTextOfOneGpu) {
+  MakeTinyModels();
+  if (ranks_.empty()) return;
+  ExpectTheTextOfOne(20, 256);
+}
+
+TEST_P(CudaRanksTest, LayersAsWideAsFlashHaveTheBitsOfOneGpu) {
+  MakeModels(WideConfig(), nullptr, 4);
+  if (ranks_.empty()) return;
+  ExpectTheBitsOfOne(RandomTokens(config_, kMaxLength, 1), {300, 100, 17, 9, 1});
+}
+
+TEST_P(CudaRanksTest, LayersAsWideAsFlashWriteTheTextOfOneGpu) {
+  MakeModels(WideConfig(), nullptr, 40);
+  if (ranks_.empty()) return;
+  for (const int num_prompts : {2, 4, 12, 22}) ExpectTheTextOfOne(num_prompts, 8);
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, CudaRanksTest,
                          testing::Values(Layout{"Peers2", 2, comm::MakePeerGroup},
-                                         Layout{"Nccl2", 2, MakeNccl}, Layout{"Host2", 2, MakeHost},
+                                         Layout{"Nccl2", 2, MakeNccl},
+                                         Layout{"Host2", 2, comm::MakeHostGroup},
                                          Layout{"Peers4", 4, comm::MakePeerGroup},
                                          Layout{"Nccl4", 4, MakeNccl},
-                                         Layout{"Host4", 4, MakeHost}),
+                                         Layout{"Host4", 4, comm::MakeHostGroup}),
                          [](const auto& layout) { return layout.param.name; });
 
 }  // namespace

@@ -167,12 +167,12 @@ class Planner {
   }
 
   kernels::ExpertTiles Experts(std::span<const kernels::ExpertMatrices> experts) {
-    const WeightMatrix& w1 = experts[0].w1;
-    if (w1.rows == 0) return {};  // other ranks'
+    const WeightMatrix &w1 = experts[0].w1, &w2 = experts[0].w2;
+    if (w1.rows == 0 && w2.rows == 0) return {};  // other ranks'
     const TileKind kind = w1.dtype == WeightDType::kFp4 ? TileKind::kFp4 : TileKind::kFp8;
     const auto count = static_cast<int64_t>(experts.size());
     const int64_t gate_up = kernels::TiledBytes(kind, 2 * w1.rows, w1.cols);
-    const int64_t down = kernels::TiledBytes(kind, w1.cols, w1.rows);
+    const int64_t down = kernels::TiledBytes(kind, w2.rows, w2.cols);
     std::byte* const gate_up_tiles = Allocate(count * gate_up);
     std::byte* const down_tiles = Allocate(count * down);
     const int64_t second = 2 * w1.cols / 128 * kernels::TileMatrixBytes(kind);
@@ -187,14 +187,14 @@ class Planner {
       PlaceExpertScales(experts, tiles);
     } else {
       tiles.gate_up_largest = LargestScales(gate_up_tiles, count * 2 * w1.rows, w1.cols);
-      tiles.down_largest = LargestScales(down_tiles, count * w1.cols, w1.rows);
+      tiles.down_largest = LargestScales(down_tiles, count * w2.rows, w2.cols);
     }
     return tiles;
   }
 
   const uint8_t* LargestScales(const std::byte* tiles, int64_t rows, int64_t cols) {
     auto* const largest = reinterpret_cast<uint8_t*>(Allocate(rows));
-    largest_.push_back({tiles, rows, cols, largest});
+    if (rows > 0) largest_.push_back({tiles, rows, cols, largest});
     return largest;
   }
 
@@ -217,7 +217,8 @@ class Planner {
                                       DummyKind::kFp8Scale));
         }
       }
-      units_.push_back(std::move(unit));
+      if (gate_up_bytes > 0) units_.push_back(std::move(unit));
+      if (down_bytes == 0) continue;
       units_.push_back({.reads = {ReadOf(m.w2.scales, 0, down_bytes, 0, DummyKind::kFp8Scale)},
                         .bytes = down_bytes,
                         .destination = down + e * down_bytes});
@@ -265,20 +266,16 @@ class Planner {
 };
 
 // What the kernels run is a whole model, or every layer's part of one tensor rank.
-Status CheckParts(const Weights& weights, const config::ModelConfig& config) {
+Status CheckParts(const Weights& weights) {
   if (weights.embed.data == nullptr || weights.head.data == nullptr) {
     return BadModel("the GPU kernels run all layers on a device: use --pipeline-parallel-size 1");
   }
   for (const BlockWeights& block : weights.layers) {
+    const kernels::ExpertMatrices& shared = block.ffn.shared;
     for (const kernels::ExpertMatrices& expert : block.ffn.experts) {
-      if (expert.w1.rows == config.moe_intermediate_size) continue;
+      if (expert.w1.rows == shared.w1.rows && expert.w2.rows == shared.w2.rows) continue;
       return BadModel(
-          "the GPU kernels run a part of every expert: leave out "
-          "--enable-expert-parallel");
-    }
-    if (block.ffn.shared.w1.rows != config.moe_intermediate_size) {
-      return BadModel(
-          "the GPU kernels run the shared expert's part as large as the routed ones': use "
+          "the GPU kernels run as large a part of every expert as of the shared one: use "
           "--data-parallel-size 1, and leave out --enable-expert-parallel");
     }
   }
@@ -294,7 +291,7 @@ Result<std::unique_ptr<CudaWeights>> MakeCudaWeights(const config::ModelConfig& 
   // The checkpoint's tensors by where the model uses them, without values behind them.
   const auto host = device::MakeCpuDevice(1);
   ASSIGN_OR_RETURN(const auto directory, PlaceWeights(config, source, *host));
-  RETURN_IF_ERROR(CheckParts(*directory, config));
+  RETURN_IF_ERROR(CheckParts(*directory));
   auto weights = std::make_unique<CudaWeights>();
   {
     // Counts; nothing is read or written where it points to.

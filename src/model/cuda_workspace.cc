@@ -1,6 +1,7 @@
 #include "model/cuda_workspace.h"
 
 #include <algorithm>
+#include <array>
 
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/hyper_connection/boundary_large.h"
@@ -27,10 +28,16 @@ class Carver {
   int64_t bytes_ = 0;
 };
 
+// Steps of up to m tokens whose experts' rows or tiles may be the most.
+std::array<int64_t, 5> StepSizes(int64_t m) {
+  return {std::min<int64_t>(8, m), std::min<int64_t>(64, m), std::min<int64_t>(192, m),
+          std::min<int64_t>(512, m), m};
+}
+
 void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carver,
            CudaWorkspace& w) {
   const int64_t m = limits.max_batched_tokens, rows = kernels::PaddedTokens(m, /*prefill=*/true);
-  const int64_t hidden = c.hidden_size, grouped = int64_t{c.o_groups} * c.o_lora_rank;
+  const int64_t hidden = c.hidden_size;
   const int64_t max_blocks = MaxTableBlocks(limits);
   w.batch_bytes = StepBytes(m, limits.max_num_seqs, max_blocks, (m + c.sliding_window) / 64 + 4);
   carver.Take(w.frequencies, 64);
@@ -70,19 +77,14 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carv
   carver.Take(w.index_workspace, w.index_workspace_bytes);
   carver.Take(w.attention_out, rows * c.num_heads * c.head_dim);
   carver.Take(w.attention_workspace, kernels::SparseAttentionWorkspaceBytes(c.num_heads) / 4);
-  carver.Take(w.grouped_fp8, rows * grouped);
-  carver.Take(w.grouped_scales, rows * grouped / 128);
-  carver.Take(w.y, m * hidden);
   carver.Take(w.router_scores, m * c.num_experts);
   carver.Take(w.expert_ids, c.num_layers * m * c.num_experts_per_token);
   carver.Take(w.expert_weights, m * c.num_experts_per_token);
+  w.pair_rows = MaxPairRowsOf(c, limits);
   int64_t max_tiles = 0;
-  for (const int64_t tokens_of_step : {int64_t{8}, int64_t{64}, int64_t{192}, int64_t{512}, m}) {
-    const int64_t n = std::min(tokens_of_step, m);
+  for (const int64_t n : StepSizes(m)) {
     max_tiles =
         std::max(max_tiles, kernels::MaxExpertTiles(n, c.num_experts, c.num_experts_per_token));
-    w.pair_rows =
-        std::max(w.pair_rows, kernels::MaxPairRows(n, c.num_experts, c.num_experts_per_token));
   }
   carver.Take(w.plan.num_tiles, 1);
   carver.Take(w.plan.tiles, max_tiles);
@@ -90,10 +92,19 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carv
   carver.Take(w.plan.pair_weight, w.pair_rows);
   carver.Take(w.gathered, w.pair_rows * hidden);
   carver.Take(w.gathered_scales, w.pair_rows * hidden / 128);
-  carver.Take(w.t, w.pair_rows * c.moe_intermediate_size);
-  carver.Take(w.t_scales, w.pair_rows * c.moe_intermediate_size / 128);
   carver.Take(w.pairs, w.pair_rows * hidden);
   w.scratch_bytes = carver.bytes() - kept_bytes;
+}
+
+void CarveShared(const config::ModelConfig& c, const ModelLimits& limits, int64_t grouped_columns,
+                 Carver& carver, CudaWorkspace& w) {
+  const int64_t m = limits.max_batched_tokens, rows = kernels::PaddedTokens(m, /*prefill=*/true);
+  const int64_t pair_rows = MaxPairRowsOf(c, limits), intermediate = c.moe_intermediate_size;
+  carver.Take(w.grouped_fp8, rows * grouped_columns);
+  carver.Take(w.grouped_scales, rows * grouped_columns / 128);
+  carver.Take(w.y, m * c.hidden_size);
+  carver.Take(w.t, pair_rows * intermediate);
+  carver.Take(w.t_scales, pair_rows * intermediate / 128);
 }
 
 }  // namespace
@@ -108,6 +119,22 @@ int64_t StepBytes(int64_t num_tokens, int64_t num_seqs, int64_t max_blocks,
   return ints * 4 + 16 * 256;  // each array begins at a multiple of 256 bytes
 }
 
+int64_t MaxPairRowsOf(const config::ModelConfig& c, const ModelLimits& limits) {
+  int64_t rows = 0;
+  for (const int64_t n : StepSizes(limits.max_batched_tokens)) {
+    rows = std::max(rows, kernels::MaxPairRows(n, c.num_experts, c.num_experts_per_token));
+  }
+  return rows;
+}
+
+int64_t SharedWorkspaceBytes(const config::ModelConfig& config, const ModelLimits& limits,
+                             int64_t grouped_columns) {
+  CudaWorkspace ignored;
+  Carver sizes(nullptr);
+  CarveShared(config, limits, grouped_columns, sizes, ignored);
+  return sizes.bytes();
+}
+
 int64_t CudaWorkspaceBytes(const config::ModelConfig& config, const ModelLimits& limits) {
   CudaWorkspace ignored;
   Carver sizes(nullptr);
@@ -117,11 +144,20 @@ int64_t CudaWorkspaceBytes(const config::ModelConfig& config, const ModelLimits&
 
 Result<std::unique_ptr<CudaWorkspace>> MakeCudaWorkspace(const config::ModelConfig& config,
                                                          const ModelLimits& limits,
+                                                         int64_t grouped_columns,
+                                                         std::byte* shared_memory,
                                                          device::Device& device) {
   auto workspace = std::make_unique<CudaWorkspace>();
   ASSIGN_OR_RETURN(workspace->buffer, device.Allocate(CudaWorkspaceBytes(config, limits)));
   Carver pieces(workspace->buffer.data());
   Carve(config, limits, pieces, *workspace);
+  if (shared_memory == nullptr) {
+    ASSIGN_OR_RETURN(workspace->shared_buffer,
+                     device.Allocate(SharedWorkspaceBytes(config, limits, grouped_columns)));
+    shared_memory = workspace->shared_buffer.data();
+  }
+  Carver shared(shared_memory);
+  CarveShared(config, limits, grouped_columns, shared, *workspace);
   return workspace;
 }
 

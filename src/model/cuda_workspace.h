@@ -1,5 +1,7 @@
 // The scratch of a forward pass on a GPU, allocated once for the limits. One forward at a time.
-// Every piece is sized for M = max_batched_tokens rows, tiles for PaddedTokens(M, prefill).
+// Every piece is sized for M = max_batched_tokens rows, tiles for PaddedTokens(M, prefill). What
+// tensor ranks complete for each other is as large on each and lies in their shared memory
+// (comm/cuda_collectives.h).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -53,27 +55,39 @@ struct CudaWorkspace {
   int64_t index_workspace_bytes = 0;
   __nv_bfloat16* attention_out = nullptr;  // tiles [M, heads * 512]
   float* attention_workspace = nullptr;
-  uint8_t* grouped_fp8 = nullptr;  // tiles [M, o_groups * o_lora_rank]
-  float* grouped_scales = nullptr;
-  __nv_bfloat16* y = nullptr;      // [M, H]
   float* router_scores = nullptr;  // [M, experts]
   int32_t* expert_ids = nullptr;   // [layers, T, k], T tokens of the step
   float* expert_weights = nullptr;
   kernels::ExpertPlan plan;
-  int64_t pair_rows = 0;
+  int64_t pair_rows = 0;        // MaxPairRowsOf
   uint8_t* gathered = nullptr;  // tiles [pair rows, H]
   float* gathered_scales = nullptr;
-  uint8_t* t = nullptr;  // tiles [pair rows, I]
-  float* t_scales = nullptr;
   __nv_bfloat16* pairs = nullptr;  // [pair rows, H]
 
-  device::Buffer buffer;
+  // Shared, likewise gone after a step.
+  uint8_t* grouped_fp8 = nullptr;  // tiles [M, grouped columns]
+  float* grouped_scales = nullptr;
+  __nv_bfloat16* y = nullptr;  // [M, H]
+  uint8_t* t = nullptr;        // tiles [pair rows, I]
+  float* t_scales = nullptr;
+
+  device::Buffer buffer, shared_buffer;
 };
 
+// `grouped_columns`: what wo_b reads, of all tensor ranks.
+int64_t SharedWorkspaceBytes(const config::ModelConfig& config, const ModelLimits& limits,
+                             int64_t grouped_columns);
+// Without the shared part.
 int64_t CudaWorkspaceBytes(const config::ModelConfig& config, const ModelLimits& limits);
+// `shared_memory`: SharedWorkspaceBytes on the device, which outlive it; null: it has its own.
 Result<std::unique_ptr<CudaWorkspace>> MakeCudaWorkspace(const config::ModelConfig& config,
                                                          const ModelLimits& limits,
+                                                         int64_t grouped_columns,
+                                                         std::byte* shared_memory,
                                                          device::Device& device);
+
+// Rows of a step's pairs of tokens and experts, at most.
+int64_t MaxPairRowsOf(const config::ModelConfig& config, const ModelLimits& limits);
 
 // The longest row of a step's block tables.
 int64_t MaxTableBlocks(const ModelLimits& limits);

@@ -35,13 +35,14 @@ using kernels::Launch;
 
 // Captured steps that are kept: every bucket up to 128 sequences at two lengths of context.
 constexpr size_t kMaxGraphs = 48;
+constexpr int64_t kBlock = checkpoint::kQuantizedRows;  // columns under one scale
 
 class CudaModel final : public DeepSeekV4 {
  public:
   CudaModel(const config::ModelConfig& config, kv_cache::IndexKeyDType index_dtype,
             std::unique_ptr<const CudaWeights> weights, const ModelLimits& limits,
             std::unique_ptr<CudaWorkspace> workspace, std::unique_ptr<StepUploader> uploader,
-            const CudaModelOptions& options)
+            int64_t grouped_columns, const CudaModelOptions& options)
       : c_(config),
         layout_(kv_cache::MakeKvLayout(config, config::Numerics::kOfficial, index_dtype)),
         index_dtype_(index_dtype),
@@ -54,13 +55,13 @@ class CudaModel final : public DeepSeekV4 {
         constants_{static_cast<float>(config.rms_norm_eps), static_cast<float>(config.hc_eps),
                    config.hc_sinkhorn_iters} {
     Check(cudaGetDevice(&gpu_));
-    if (collectives_ == nullptr) return;
-    for (int rank = 0; rank < collectives_->size(); ++rank) {
-      logits_columns_.begin[rank + 1] =
-          checkpoint::Part(config.vocab_size, checkpoint::kVocabularyRows, rank,
-                           collectives_->size())
-              .end;
-    }
+    const int64_t blocks_of_group = config.o_lora_rank / kBlock;
+    const int64_t groups = grouped_columns / config.o_lora_rank;
+    grouped_ = PartsOf(groups, 1, 1);
+    for (int64_t& begin : grouped_.begin) begin *= blocks_of_group;
+    intermediate_ = PartsOf(config.moe_intermediate_size, kBlock, kBlock);
+    outputs_ = PartsOf(config.hidden_size, kBlock, 1);
+    vocabulary_ = PartsOf(config.vocab_size, checkpoint::kVocabularyRows, 1);
   }
 
   Status Health() override { return collectives_ == nullptr ? OkStatus() : collectives_->Check(); }
@@ -95,6 +96,17 @@ class CudaModel final : public DeepSeekV4 {
   static void Check(const Status& status, device::Stream& stream) {
     device::CheckCuda(status, stream, __FILE__, __LINE__);
   }
+
+  // What each tensor rank has of [0, total), cut at multiples of `unit`, counted in `each`.
+  kernels::RankParts PartsOf(int64_t total, int64_t unit, int64_t each) const {
+    const int size = collectives_ == nullptr ? 1 : collectives_->size();
+    kernels::RankParts parts;
+    for (int r = 0; r < size; ++r) {
+      parts.begin[r + 1] = checkpoint::Part(total, unit, r, size).end / each;
+    }
+    return parts;
+  }
+  int rank() const { return collectives_ == nullptr ? 0 : collectives_->rank(); }
 
   // Those of the batch's own tokens: a step may be padded.
   void FetchExperts(const CudaStep& step, const ForwardBatch& batch) {
@@ -168,25 +180,51 @@ class CudaModel final : public DeepSeekV4 {
         status.message());
   }
 
-  // Where other ranks have parts of a sub-layer's output: what adds them up. Either the boundary of
-  // `num_rows` tokens or rows does, by the exchange that is returned, or `output` becomes the sum.
-  kernels::PeerExchange SumOverRanks(const CudaStep& step, int64_t num_rows,
-                                     kernels::SublayerOutput& output) {
+  // Of `output` each rank has some columns. Either the boundary of `num_rows` tokens or rows
+  // completes it, by the exchange that is returned, or `output` becomes the whole.
+  kernels::OutputExchange CompleteOutput(const CudaStep& step, int64_t num_rows,
+                                         kernels::SublayerOutput& output) {
     if (collectives_ == nullptr || output.y == nullptr) return {};
     if (!step.prefill) {
-      const kernels::PeerExchange exchange = collectives_->SumInBoundary(num_rows);
-      if (exchange.peers.size > 1) return exchange;
+      const kernels::OutputExchange gather = collectives_->GatherInBoundary(num_rows, outputs_);
+      if (gather.exchange.peers.size > 1) return gather;
     }
-    if (step.recorder != nullptr) step.recorder->OnOperator("sum over ranks", layer_);
-    auto sum = collectives_->Sum({.output = output,
-                                  .num_tokens = step.batch.num_tokens,
-                                  .hidden = c_.hidden_size,
-                                  .y = ws_->y},
-                                 *step.stream);
-    if (sum.ok()) output = *sum;
-    Keep(sum.status());
+    if (step.recorder != nullptr) step.recorder->OnOperator("outputs of all ranks", layer_);
+    Keep(collectives_->GatherOutput({.exchange = {},
+                                     .output = output,
+                                     .columns = outputs_,
+                                     .num_tokens = step.batch.num_tokens,
+                                     .y = ws_->y},
+                                    *step.stream));
+    output = {.y = ws_->y};
     return {};
   }
+
+  // Of the rows of tokens, and of those of their pairs, each rank has some columns.
+  void CompleteTiles(const CudaStep& step, const char* name, const kernels::Fp8Tiles& tiles,
+                     const kernels::RankParts& blocks, bool pairs) {
+    if (collectives_ == nullptr) return;
+    if (step.recorder != nullptr) step.recorder->OnOperator(name, layer_);
+    kernels::CudaGatherTilesParams params{.exchange = {},
+                                          .tiles = tiles,
+                                          .blocks = blocks,
+                                          .num_tokens = step.batch.num_tokens,
+                                          .num_rows = step.batch.num_tokens};
+    if (pairs) {
+      params.pair_of = ws_->plan.pair_of;
+      params.num_chosen = c_.num_experts_per_token;
+      params.num_rows =
+          kernels::MaxPairRows(step.batch.num_tokens, c_.num_experts, c_.num_experts_per_token);
+    }
+    Keep(collectives_->GatherTiles(params, *step.stream));
+  }
+  // The columns of tiles from this rank's first on.
+  kernels::Fp8Tiles Own(const kernels::Fp8Tiles& tiles, const kernels::RankParts& blocks) const {
+    const int64_t tiles_before = blocks.begin[rank()] * tiles.row_groups;
+    return {tiles.codes + tiles_before * kernels::kTileBytes,
+            tiles.scales + tiles_before * kernels::kTileRows, tiles.row_groups};
+  }
+
   // The first error of an exchange is the step's.
   void Keep(const Status& status) {
     if (exchanged_.ok()) exchanged_ = status;
@@ -203,14 +241,14 @@ class CudaModel final : public DeepSeekV4 {
   void Boundary(const CudaStep& step, kernels::SublayerOutput output,
                 const kernels::HyperConnectionState& before, const CudaHyperConnection& w,
                 const __nv_bfloat16* norm, const kernels::HyperConnectionState& after) {
-    const kernels::PeerExchange exchange = SumOverRanks(step, step.batch.num_tokens, output);
+    const kernels::OutputExchange gather = CompleteOutput(step, step.batch.num_tokens, output);
     Enqueue(step, "boundary",
             kernels::CudaHyperConnectionParams{.streams = ws_->streams,
                                                .num_tokens = step.batch.num_tokens,
                                                .prefill = step.prefill,
                                                .hidden = c_.hidden_size,
                                                .output = output,
-                                               .exchange = exchange,
+                                               .gather = gather,
                                                .before = before,
                                                .fn = w.fn,
                                                .scale = w.scale,
@@ -285,14 +323,12 @@ class CudaModel final : public DeepSeekV4 {
             .scale_bytes = layout.entry_bytes - data_bytes};
   }
 
-  void WriteZeros(const CudaStep& step) {
-    Check(cudaMemsetAsync(
-        ws_->y, 0, static_cast<size_t>(step.batch.num_tokens * c_.hidden_size) * sizeof(*ws_->y),
-        static_cast<cudaStream_t>(step.stream->native_handle())));
+  void Attention(const CudaStep& step, int layer, const CudaBlockWeights& w) {
+    if (c_.num_heads > 0) Heads(step, layer, w);  // else others', who keep the cache
+    OutputProducts(step, w);
   }
 
-  void Attention(const CudaStep& step, int layer, const CudaBlockWeights& w) {
-    if (c_.num_heads == 0) return WriteZeros(step);  // others', who keep the cache
+  void Heads(const CudaStep& step, int layer, const CudaBlockWeights& w) {
     const LayerKind kind = c_.layer_kind(layer);
     const int kind_layer = kind == LayerKind::kWindow ? 0 : kv_cache::KindLayer(c_, layer);
     const int entry_bytes = kernels::KvDataBytes<BFloat16>(c_.head_dim, c_.rope_dim);
@@ -334,7 +370,6 @@ class CudaModel final : public DeepSeekV4 {
                                                .topk = c_.index_topk,
                                                .out = {ws_->attention_out, row_groups(step)},
                                                .workspace = ws_->attention_workspace});
-    OutputProducts(step, w);
   }
 
   void Prologue(const CudaStep& step, LayerKind kind, int kind_layer, const CudaBlockWeights& w,
@@ -454,25 +489,26 @@ class CudaModel final : public DeepSeekV4 {
   void OutputProducts(const CudaStep& step, const CudaBlockWeights& w) {
     const int64_t groups = row_groups(step);
     const kernels::Fp8Tiles grouped{ws_->grouped_fp8, ws_->grouped_scales, groups};
-    kernels::CudaGemmParams first{
-        .num_problems = 1, .num_tokens = step.batch.num_tokens, .prefill = step.prefill};
+    const int tokens = step.batch.num_tokens;
+    kernels::CudaGemmParams first{.num_problems = 1, .num_tokens = tokens, .prefill = step.prefill};
     first.problems[0] = {.w = w.wo_a,
                          .x_fp8 = {},
                          .x_bf16 = {ws_->attention_out, groups},
                          .groups = c_.o_groups,
                          .output = GemmOutput::kFp8Tiles,
-                         .y_fp8 = grouped};
-    Enqueue(step, "grouped output product", first);
+                         .y_fp8 = Own(grouped, grouped_)};
+    if (w.wo_a.rows > 0) Enqueue(step, "grouped output product", first);
+    CompleteTiles(step, "groups of all ranks", grouped, grouped_, /*pairs=*/false);
     kernels::CudaGemmParams second{
-        .num_problems = 1, .num_tokens = step.batch.num_tokens, .prefill = step.prefill};
+        .num_problems = 1, .num_tokens = tokens, .prefill = step.prefill};
     second.problems[0] = {.w = w.wo_b,
                           .x_fp8 = grouped,
                           .x_bf16 = {},
                           .output = GemmOutput::kBf16,
-                          .y = ws_->y,
+                          .y = ws_->y + outputs_.begin[rank()],
                           .y_stride = c_.hidden_size,
                           .y_fp8 = {}};
-    Enqueue(step, "output product", second);
+    if (w.wo_b.rows > 0) Enqueue(step, "output product", second);
   }
 
   // Of one layer: [tokens, k].
@@ -505,31 +541,43 @@ class CudaModel final : public DeepSeekV4 {
     if (step.recorder != nullptr) ForceRouting(step, layer, route);
     Enqueue(step, "routing", route);
     RecordRouting(step, layer);
-    if (c_.moe_intermediate_size == 0) {
-      WriteZeros(step);
-      return {.y = ws_->y};
-    }
-    Enqueue(step, "experts",
-            kernels::CudaExpertParams{.num_tokens = tokens,
-                                      .prefill = step.prefill,
-                                      .hidden = c_.hidden_size,
-                                      .intermediate = c_.moe_intermediate_size,
-                                      .num_experts = c_.num_experts,
-                                      .num_chosen = c_.num_experts_per_token,
-                                      .swiglu_limit = static_cast<float>(c_.swiglu_limit),
-                                      .routed = w.routed,
-                                      .shared = w.shared,
-                                      .x = HFp8(step),
-                                      .gathered = gathered,
-                                      .plan = ws_->plan,
-                                      .t = {ws_->t, ws_->t_scales, ws_->pair_rows / 8},
-                                      .y = ws_->pairs});
+    Experts(step, w, gathered);
     return {ws_->pairs, ws_->plan.pair_of, c_.num_experts_per_token};
+  }
+
+  void Experts(const CudaStep& step, const CudaBlockWeights& w, const kernels::Fp8Tiles& gathered) {
+    const kernels::Fp8Tiles t{ws_->t, ws_->t_scales, ws_->pair_rows / 8};
+    kernels::CudaExpertParams p{.num_tokens = step.batch.num_tokens,
+                                .prefill = step.prefill,
+                                .hidden = c_.hidden_size,
+                                .intermediate = intermediate_.count(rank()) * kBlock,
+                                .num_experts = c_.num_experts,
+                                .num_chosen = c_.num_experts_per_token,
+                                .swiglu_limit = static_cast<float>(c_.swiglu_limit),
+                                .routed = w.routed,
+                                .shared = w.shared,
+                                .x = HFp8(step),
+                                .gathered = gathered,
+                                .plan = ws_->plan,
+                                .t = Own(t, intermediate_),
+                                .y = ws_->pairs + outputs_.begin[rank()],
+                                .y_stride = c_.hidden_size};
+    if (step.recorder != nullptr) step.recorder->OnOperator("experts", layer_);
+    if (p.intermediate > 0) kernels::LaunchGateUp(p, *step.stream);
+    CompleteTiles(step, "intermediates of all ranks", t, intermediate_, /*pairs=*/true);
+    p.hidden = outputs_.count(rank());
+    p.intermediate = c_.moe_intermediate_size;
+    p.t = t;
+    if (collectives_ != nullptr && step.recorder != nullptr) {
+      step.recorder->OnOperator("experts, down", layer_);
+    }
+    if (p.hidden > 0) kernels::LaunchDown(p, *step.stream);
+    if (options_.sync_operators) LogFault(step, "experts");
   }
 
   void Logits(const CudaStep& step, kernels::SublayerOutput output) {
     if (step.num_logits_rows == 0) return;
-    const kernels::PeerExchange exchange = SumOverRanks(step, step.num_logits_rows, output);
+    const kernels::OutputExchange gather = CompleteOutput(step, step.num_logits_rows, output);
     const int64_t groups = kernels::PaddedTokens(step.num_logits_rows, step.prefill) / 8;
     Enqueue(step, "last boundary",
             kernels::CudaHyperConnectionParams{.streams = ws_->streams,
@@ -537,7 +585,7 @@ class CudaModel final : public DeepSeekV4 {
                                                .prefill = step.prefill,
                                                .hidden = c_.hidden_size,
                                                .output = output,
-                                               .exchange = exchange,
+                                               .gather = gather,
                                                .before = ws_->ffn_state,
                                                .fn = weights_->hc_head.fn,
                                                .scale = weights_->hc_head.scale,
@@ -547,22 +595,23 @@ class CudaModel final : public DeepSeekV4 {
                                                .h = {ws_->h, groups},
                                                .rows = step.logits_rows});
     // A rank's rows of the head are its columns of the logits.
-    const int64_t column =
-        collectives_ == nullptr ? 0 : logits_columns_.begin[collectives_->rank()];
     kernels::CudaGemmParams head{
         .num_problems = 1, .num_tokens = step.num_logits_rows, .prefill = step.prefill};
     head.problems[0] = {.w = weights_->head,
                         .x_fp8 = {},
                         .x_bf16 = {ws_->h, groups},
                         .output = GemmOutput::kF32,
-                        .y = step.logits + column,
+                        .y = step.logits + vocabulary_.begin[rank()],
                         .y_stride = c_.vocab_size,
                         .y_fp8 = {}};
     Enqueue(step, "head", head);
     if (collectives_ == nullptr) return;
     if (step.recorder != nullptr) step.recorder->OnOperator("logits of all ranks", layer_);
-    Keep(collectives_->GatherColumns(step.logits, step.num_logits_rows, logits_columns_,
-                                     *step.stream));
+    Keep(collectives_->GatherLogits({.exchange = {},
+                                     .values = step.logits,
+                                     .num_rows = step.num_logits_rows,
+                                     .columns = vocabulary_},
+                                    *step.stream));
   }
 
   template <typename U>
@@ -615,7 +664,9 @@ class CudaModel final : public DeepSeekV4 {
   const CudaModelOptions options_;
   comm::CudaCollectives* const collectives_;  // null: there is one rank
   const kernels::HyperConnectionConstants constants_;
-  kernels::GatheredColumns logits_columns_;
+  // What each rank has: of wo_a's output and of t in blocks of 128 columns; of a sub-layer's output
+  // and of the logits.
+  kernels::RankParts grouped_, intermediate_, outputs_, vocabulary_;
   int gpu_ = 0;
   Status exchanged_;
   int layer_ = -1;  // whose operators are being enqueued; -1: none's
@@ -628,6 +679,14 @@ Status CheckVocabulary(const config::ModelConfig& c, int num_ranks) {
   if (c.vocab_size % 2 == 0 && c.vocab_size >= 64 * num_ranks) return OkStatus();
   return BadModel(fmt::format("vocab_size is {}: {} tensor ranks run an even one of at least {}",
                               c.vocab_size, num_ranks, 64 * num_ranks));
+}
+
+// What wo_b reads, of all tensor ranks.
+Result<int64_t> GroupedColumns(const checkpoint::TensorSource& source) {
+  constexpr const char* kName = "layers.0.attn.wo_b.weight";
+  const checkpoint::TensorInfo* const wo_b = source.Find(kName);
+  if (wo_b == nullptr) return BadModel(fmt::format("the checkpoint has no tensor {}", kName));
+  return wo_b->shape.back();
 }
 
 Status CheckSizes(const config::ModelConfig& c) {
@@ -649,6 +708,16 @@ Status CheckSizes(const config::ModelConfig& c) {
 
 }  // namespace
 
+comm::CudaGroupOptions GroupOptions(const config::ModelConfig& config, const ModelLimits& limits,
+                                    int num_ranks) {
+  const int64_t t_row_bytes = MaxPairRowsOf(config, limits) * kBlock;  // a block of columns
+  return {
+      .hidden = config.hidden_size,
+      .shared_bytes =
+          SharedWorkspaceBytes(config, limits, int64_t{config.o_groups} * config.o_lora_rank),
+      .max_row_bytes = std::max<int64_t>(t_row_bytes * num_ranks, int64_t{config.vocab_size} * 4)};
+}
+
 Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig& config,
                                                        kv_cache::IndexKeyDType index_dtype,
                                                        const checkpoint::TensorSource& source,
@@ -659,9 +728,15 @@ Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig
   if (options.collectives != nullptr) {
     RETURN_IF_ERROR(CheckVocabulary(config, options.collectives->size()));
   }
-  ASSIGN_OR_RETURN(auto weights, MakeCudaWeights(config, source, dummy,
-                                                 CudaWorkspaceBytes(config, limits), device));
-  ASSIGN_OR_RETURN(auto workspace, MakeCudaWorkspace(config, limits, device));
+  ASSIGN_OR_RETURN(const int64_t grouped_columns, GroupedColumns(source));
+  std::byte* const shared =
+      options.collectives == nullptr ? nullptr : options.collectives->shared_memory();
+  const int64_t workspace_bytes =
+      CudaWorkspaceBytes(config, limits) +
+      (shared == nullptr ? SharedWorkspaceBytes(config, limits, grouped_columns) : 0);
+  ASSIGN_OR_RETURN(auto weights, MakeCudaWeights(config, source, dummy, workspace_bytes, device));
+  ASSIGN_OR_RETURN(auto workspace,
+                   MakeCudaWorkspace(config, limits, grouped_columns, shared, device));
   ASSIGN_OR_RETURN(const auto stream, device.MakeStream());
   for (const LayerKind kind : {LayerKind::kWindow, LayerKind::kC4}) {
     const std::vector<float> frequencies = kernels::RopeFrequencies(config, kind);
@@ -670,9 +745,9 @@ Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig
     RETURN_IF_ERROR(stream->Synchronize());
   }
   ASSIGN_OR_RETURN(auto uploader, StepUploader::Make(limits, config.index_topk, *workspace));
-  return std::unique_ptr<DeepSeekV4>(
-      std::make_unique<CudaModel>(config, index_dtype, std::move(weights), limits,
-                                  std::move(workspace), std::move(uploader), options));
+  return std::unique_ptr<DeepSeekV4>(std::make_unique<CudaModel>(
+      config, index_dtype, std::move(weights), limits, std::move(workspace), std::move(uploader),
+      grouped_columns, options));
 }
 
 }  // namespace fathom::model

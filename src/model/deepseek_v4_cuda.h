@@ -2,19 +2,16 @@
 // weights in tiles. A decode step (every sequence one token, no recorder) is captured once a size
 // as a CUDA graph and replayed.
 //
-// A tensor rank has its shard's config and weights (checkpoint/shard.h) and adds up with the others
-// after attention and after the experts; all ranks then have the same bits, and all logits. A rank
-// without heads, or without a part of the experts, adds zero.
+// A tensor rank has its shard's config and weights (checkpoint/shard.h). Ranks complete what their
+// products read and the sub-layers' outputs for each other, four times a layer; no sum is split, so
+// any number of ranks has the bits of one, and all logits.
 #pragma once
 
 #include <memory>
 
 #include "checkpoint/checkpoint.h"
+#include "comm/cuda_group.h"
 #include "model/model.h"
-
-namespace fathom::comm {
-class CudaCollectives;
-}
 
 namespace fathom::model {
 
@@ -25,6 +22,10 @@ struct CudaModelOptions {
   // Of the tensor ranks that this model is one of; null: there is one.
   std::shared_ptr<comm::CudaCollectives> collectives = nullptr;
 };
+
+// For the collectives of `num_ranks` tensor ranks; the whole model's config.
+comm::CudaGroupOptions GroupOptions(const config::ModelConfig& config, const ModelLimits& limits,
+                                    int num_ranks);
 
 // Reads the weights from `source`, which is not needed afterwards. `dummy`: their values are not
 // read but made on the GPU. kOutOfMemory says what is needed, before anything is read; kDevice in a

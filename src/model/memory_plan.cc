@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/collective/peer_view.h"
 #include "kv_cache/pool_plan.h"
 
 namespace fathom::model {
@@ -115,7 +116,7 @@ int64_t StepWorkspaceBytes(const Shard& shard, const ParallelConfig& parallel,
   const int data_ranks = parallel.data_parallel_size, tensor_ranks = parallel.tensor_parallel_size;
   const double tokens = limits.max_batched_tokens, all_tokens = tokens * data_ranks;
   const double hidden = c.hidden_size, heads = 1.0 * c.head_dim * c.num_heads;
-  const double grouped = 1.0 * c.o_groups * c.o_lora_rank;
+  const double grouped = 1.0 * c.o_groups * c.o_lora_rank * tensor_ranks;  // of all ranks
   const double row = hidden * (4 * 2 + 2 + kFp8 + 2)  // streams, input in two types, output
                      + c.q_lora_rank * (2 + kFp8) + c.head_dim * 2.0 +
                      4.0 * 4 * (c.head_dim + c.index_head_dim)  // compressors
@@ -125,16 +126,15 @@ int64_t StepWorkspaceBytes(const Shard& shard, const ParallelConfig& parallel,
   const double entries = static_cast<double>(limits.max_model_len) / 4 + 64;
   const double scores = std::min(tokens * entries * 4, 1.0 * (1 << 30));
   // Chosen experts' inputs, intermediates and outputs; a tile of each expert may be begun.
-  const double inner =
-      static_cast<double>(std::max(shard.routed_up.size(), shard.shared_up.size()));
+  const double inner = c.moe_intermediate_size;
   const double pairs = all_tokens * (c.num_experts_per_token + 1) + 8.0 * c.num_experts;
   const double experts = pairs * (hidden * (kFp8 + 2) + inner * kFp8);
   const double gathered = data_ranks > 1 ? all_tokens * hidden * (kFp8 + 2) : 0;
-  // Sums of few tokens go twice as large to every rank's two places, others in halves of a sum.
-  const double packets = 2.0 * tensor_ranks * std::min(tokens, 255.0) * hidden * 4;
-  const double sums = tensor_ranks > 1 ? packets + 2 * tokens * hidden * 2 : 0;
+  const double packets =
+      tensor_ranks > 1 ? static_cast<double>(kernels::MakePeerLayout(tensor_ranks, 0).bytes) : 0;
   constexpr double kAttentionParts = 18.0 * (1 << 20);
-  return static_cast<int64_t>(tokens * row + scores + experts + gathered + sums + kAttentionParts);
+  return static_cast<int64_t>(tokens * row + scores + experts + gathered + packets +
+                              kAttentionParts);
 }
 
 Result<MemoryPlan> PlanMemory(const ModelConfig& config, const checkpoint::ShardSummary& summary,
@@ -146,8 +146,7 @@ Result<MemoryPlan> PlanMemory(const ModelConfig& config, const checkpoint::Shard
     const config::RankPlace fullest = {.tensor = parallel.tensor_parallel_size - 1,
                                        .data = parallel.data_parallel_size - 1,
                                        .pipeline = stage};
-    ASSIGN_OR_RETURN(const Shard shard,
-                     checkpoint::MakeShard(config, parallel, fullest, checkpoint::Split::kSums));
+    ASSIGN_OR_RETURN(const Shard shard, checkpoint::MakeShard(config, parallel, fullest));
     plan.stages.push_back(PlanStage(config, summary, shard, parallel, demand));
   }
   plan.max_model_len =

@@ -5,6 +5,10 @@
 
 namespace fathom::model {
 
+comm::CudaGroupOptions GroupOptions(const config::ModelConfig&, const ModelLimits&, int) {
+  return {};
+}
+
 Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig&,
                                                        kv_cache::IndexKeyDType,
                                                        const checkpoint::TensorSource&, bool,

@@ -170,8 +170,7 @@ void AddExperts(const RankShare& share, const StepShape& shape, std::vector<Prod
 
 Result<RankShare> MakeRankShare(const ModelConfig& config, const ParallelConfig& parallel,
                                 const config::RankPlace& place) {
-  ASSIGN_OR_RETURN(checkpoint::Shard shard,
-                   checkpoint::MakeShard(config, parallel, place, checkpoint::Split::kSums));
+  ASSIGN_OR_RETURN(checkpoint::Shard shard, checkpoint::MakeShard(config, parallel, place));
   return RankShare{std::move(shard), parallel};
 }
 

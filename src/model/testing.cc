@@ -67,11 +67,7 @@ TestModel::TestModel(const config::ModelConfig& config, config::Numerics numeric
   }
   std::unique_ptr<checkpoint::TensorSource> sharded;
   if (rank.parallel.world_size() > 1) {
-    const auto shard = checkpoint::MakeShard(config, rank.parallel, rank.place,
-                                             device_->kind() == device::DeviceKind::kCuda
-                                                 ? checkpoint::Split::kSums
-                                                 : checkpoint::Split::kRows)
-                           .value();
+    const auto shard = checkpoint::MakeShard(config, rank.parallel, rank.place).value();
     sharded = checkpoint::MakeShardedSource(*weights_source, config, shard);
     weights_source = sharded.get();
     config_ = shard.config;

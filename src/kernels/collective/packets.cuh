@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "kernels/collective/peer_view.h"
-#include "kernels/quantize/quantize.cuh"
 
 namespace fathom::kernels {
 
@@ -93,42 +92,26 @@ __device__ __forceinline__ uint2 ReceivePacket(const PeerView& peers, uint64_t n
   return {p.x, p.z};
 }
 
-// The sum of four BF16 values over all ranks, in their order and rounded once, when this rank's
-// have been sent.
-__device__ __forceinline__ uint2 ReceiveSum(const PeerView& peers, uint64_t number, int64_t i,
-                                            uint2 own) {
-  float4 sum{};
-  for (int from = 0; from < peers.size; ++from) {
-    const uint2 words = from == peers.rank ? own : ReceivePacket(peers, number, i, from);
-    const float2 low = UnpackBf16(words.x), high = UnpackBf16(words.y);
-    sum = {sum.x + low.x, sum.y + low.y, sum.z + high.x, sum.w + high.y};
-  }
-  return {PackBf16(sum.x, sum.y), PackBf16(sum.z, sum.w)};
-}
-
-enum class PeerPhase : int { kScatter, kSums };
-
-// The flag of a chunk that rank `from` wrote to the memory of rank `to`.
-__device__ __forceinline__ uint64_t* FlagAt(const PeerView& peers, int to, PeerPhase phase,
-                                            int from, int chunk) {
+// The flag of a block of rank `from` in the memory of rank `to`.
+__device__ __forceinline__ uint64_t* FlagAt(const PeerView& peers, int to, int from, int block) {
   auto* const flags = reinterpret_cast<uint64_t*>(peers.memory[to] + peers.layout.flags_offset);
-  return flags + (static_cast<int>(phase) * peers.size + from) * kMaxChunks + chunk;
+  return flags + from * kMaxGatherBlocks + block;
 }
 
-// By one thread, behind a barrier after the block's writes of the chunk.
+// By one thread, behind a barrier after the block's writes.
 __device__ __forceinline__ void RaiseFlag(uint64_t* flag, uint64_t number) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(number) : "memory");
 }
 
-// By one thread, before a barrier: then the block reads the chunk. No flag goes on to a later
-// exchange while it is waited for.
+// What was written before the flag was raised is there for the kernels after this one. The other
+// rank may be one exchange ahead.
 __device__ __forceinline__ void AwaitFlag(const PeerView& peers, const uint64_t* flag,
                                           uint64_t number, int from) {
   Patience patience(peers, from);
   uint64_t seen;
   do {
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(seen) : "l"(flag) : "memory");
-  } while (seen != number && patience.Wait());
+  } while (seen < number && patience.Wait());
 }
 
 }  // namespace fathom::kernels

@@ -4,7 +4,7 @@
 //   then, by groups of 8 rows, the routed experts.
 // Up to 8 tokens: one group an expert, row t of it for token t, whether it was chosen or not (the
 // product is as wide anyway), so that nothing is gathered. More, and prefill: an expert's pairs in
-// order of arrival, padded to whole groups, and the tokens' activations are gathered.
+// their order, padded to whole groups, and the tokens' activations are gathered.
 #pragma once
 
 #include <cstdint>

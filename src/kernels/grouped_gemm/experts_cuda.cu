@@ -96,7 +96,7 @@ __device__ void WriteOutputs(const CudaExpertParams& p, const ExpertTile& tile, 
     const int r = i / kPairs, column = i % kPairs * 2;
     const float* sums = out + r * Multiplier::Shared::kOutStride + column;
     const int64_t row = int64_t{tile.pair_group} * 8 + r;
-    *reinterpret_cast<__nv_bfloat162*>(p.y + row * p.hidden + column0 + column) =
+    *reinterpret_cast<__nv_bfloat162*>(p.y + row * p.y_stride + column0 + column) =
         __floats2bfloat162_rn(ClusterSum(sums, split), ClusterSum(sums + 1, split));
   }
 }
@@ -168,12 +168,12 @@ void Run(const CudaExpertParams& p, Scope scope, device::Stream& stream) {
       sizeof(typename Multiplier::Shared), stream, p, scope);
 }
 
-template <int kN>
-void RunBoth(const CudaExpertParams& p, const Scope& scope, device::Stream& stream) {
-  constexpr int kStages = kN == 64 ? 4 : 3;
-  Run<true, kN, 2, 2, 1, kStages>(p, scope, stream);
-  if (kN == 64 && p.hidden % 256 == 0) {
-    Run<false, kN, 2, 2, 1, kStages>(p, scope, stream);
+template <bool kGateUp, int kN>
+void RunTiles(const CudaExpertParams& p, const Scope& scope, device::Stream& stream) {
+  if constexpr (kGateUp) {
+    Run<true, kN, 2, 2, 1, kN == 64 ? 4 : 3>(p, scope, stream);
+  } else if (kN == 64 && p.hidden % 256 == 0) {
+    Run<false, kN, 2, 2, 1, kN == 64 ? 4 : 3>(p, scope, stream);
   } else {
     Run<false, kN, 2, 1, 2, 3>(p, scope, stream);
   }
@@ -181,38 +181,49 @@ void RunBoth(const CudaExpertParams& p, const Scope& scope, device::Stream& stre
 
 int CeilDiv(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
-}  // namespace
+template <bool kGateUp>
+void RunStream(const CudaExpertParams& p, int tile_rows, const ExpertScope& scope,
+               device::Stream& stream) {
+  kGateUp ? LaunchGateUpStream(p, tile_rows, scope, stream)
+          : LaunchDownStream(p, tile_rows, scope, stream);
+}
 
-void Launch(const CudaExpertParams& p, device::Stream& stream) {
+template <bool kGateUp>
+void RunProduct(const CudaExpertParams& p, device::Stream& stream) {
   if (p.num_tokens == 0) return;
   CHECK_EQ(p.hidden % 128, 0);
   CHECK_EQ(p.intermediate % 128, 0);
-  CHECK_LE(p.hidden / 128, kMaxColBlocks);
-  if (p.prefill || p.num_tokens >= kLargeExpertTokens) return LaunchLarge(p, stream);
+  CHECK_LE(std::max(p.hidden, p.intermediate) / 128, kMaxColBlocks);
+  if (p.prefill || p.num_tokens >= kLargeExpertTokens) {
+    return kGateUp ? LaunchGateUpLarge(p, stream) : LaunchDownLarge(p, stream);
+  }
   if (p.num_tokens <= kDirectTokens) {
-    LaunchGateUpStream(p, 8, {.num_shared_tiles = 1, .routed = true}, stream);
-    LaunchDownStream(p, 8, {.num_shared_tiles = 1, .routed = true, .plan_is_early = true}, stream);
-    return;
+    return RunStream<kGateUp>(
+        p, 8, {.num_shared_tiles = 1, .routed = true, .plan_is_early = !kGateUp}, stream);
   }
   // The shared expert has all tokens, a routed one few: tiles of other sizes.
   const int shared_rows = p.num_tokens <= 16 ? 16 : p.num_tokens <= 32 ? 32 : 64;
   const int shared_tiles = CeilDiv(p.num_tokens, shared_rows);
   if (shared_rows == 16) {
-    const ExpertScope shared{.num_shared_tiles = shared_tiles};
-    LaunchGateUpStream(p, 16, shared, stream);
-    LaunchDownStream(p, 16, shared, stream);
+    RunStream<kGateUp>(p, 16, {.num_shared_tiles = shared_tiles}, stream);
   } else {
     const Scope shared{.num_shared_tiles = shared_tiles, .routed = false, .split = 1};
-    shared_rows == 32 ? RunBoth<32>(p, shared, stream) : RunBoth<64>(p, shared, stream);
+    shared_rows == 32 ? RunTiles<kGateUp, 32>(p, shared, stream)
+                      : RunTiles<kGateUp, 64>(p, shared, stream);
   }
   const int rows = ExpertTileRows(p.num_tokens);
   if (rows <= kMaxStreamRows) {
-    const ExpertScope routed{.routed = true, .plan_is_early = true};
-    LaunchGateUpStream(p, rows, routed, stream);
-    LaunchDownStream(p, rows, routed, stream);
+    RunStream<kGateUp>(p, rows, {.routed = true, .plan_is_early = true}, stream);
   } else {
-    RunBoth<32>(p, {.num_shared_tiles = 0, .routed = true, .split = 1}, stream);
+    RunTiles<kGateUp, 32>(p, {.num_shared_tiles = 0, .routed = true, .split = 1}, stream);
   }
 }
+
+}  // namespace
+
+void LaunchGateUp(const CudaExpertParams& p, device::Stream& stream) {
+  RunProduct<true>(p, stream);
+}
+void LaunchDown(const CudaExpertParams& p, device::Stream& stream) { RunProduct<false>(p, stream); }
 
 }  // namespace fathom::kernels

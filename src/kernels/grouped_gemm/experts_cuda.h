@@ -1,7 +1,8 @@
 // The experts on a GPU: grouped_gemm.h for official numerics. Routed experts are FP4 or FP8, the
 // shared one FP8; the intermediate activations go from the first product to the second as FP8.
 // The outputs stay apart, a row for each pair: whoever reads y adds them up in order of expert id
-// (hyper_connection_cuda.h).
+// (hyper_connection_cuda.h). A launch for each product, of all its rows or of a rank's own: a row's
+// sums are the same.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +30,8 @@ struct ExpertTiles {
 struct CudaExpertParams {
   int64_t num_tokens = 0;
   bool prefill = false;      // the same bits for any number of tokens; x holds whole 64 of them
-  int64_t hidden = 0;        // H
-  int64_t intermediate = 0;  // I
+  int64_t hidden = 0;        // H; LaunchDown: rows of w2
+  int64_t intermediate = 0;  // I; LaunchGateUp: rows of w1, and of w3
   int num_experts = 0;
   int num_chosen = 0;
   float swiglu_limit = 0;  // 0: no clamp
@@ -39,10 +40,13 @@ struct CudaExpertParams {
   // [MaxPairRows, H], written by moe_route; unused up to kDirectTokens, but for prefill
   Fp8Tiles gathered;
   ExpertPlan plan;
-  Fp8Tiles t;                  // [MaxPairRows, I], scratch
+  Fp8Tiles t;                  // [MaxPairRows, I]; LaunchGateUp: from its first column on
   __nv_bfloat16* y = nullptr;  // [MaxPairRows, H]
+  int64_t y_stride = 0;        // from pair to pair
 };
 
-void Launch(const CudaExpertParams& params, device::Stream& stream);
+void LaunchGateUp(const CudaExpertParams& params, device::Stream& stream);
+// When t is all there.
+void LaunchDown(const CudaExpertParams& params, device::Stream& stream);
 
 }  // namespace fathom::kernels

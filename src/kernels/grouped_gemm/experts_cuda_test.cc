@@ -188,23 +188,25 @@ class ExpertsCudaTest : public CudaTest {
             .gathered = gathered},
         *gpu_stream_);
     const auto y = Poisoned(pair_rows * s.hidden * 2);
-    Launch(CudaExpertParams{.num_tokens = tokens,
-                            .prefill = prefill,
-                            .hidden = s.hidden,
-                            .intermediate = s.intermediate,
-                            .num_experts = s.num_experts,
-                            .num_chosen = s.num_chosen,
-                            .swiglu_limit = 10.0f,
-                            .routed = layer.routed,
-                            .shared = layer.shared,
-                            .x = gpu_x,
-                            .gathered = gathered,
-                            .plan = plan,
-                            .t = {KeepAs<uint8_t>(Poisoned(pair_rows * s.intermediate)),
-                                  KeepAs<float>(Poisoned(pair_rows * s.intermediate / 32)),
-                                  pair_rows / 8},
-                            .y = As<__nv_bfloat16>(y)},
-           *gpu_stream_);
+    const CudaExpertParams experts{
+        .num_tokens = tokens,
+        .prefill = prefill,
+        .hidden = s.hidden,
+        .intermediate = s.intermediate,
+        .num_experts = s.num_experts,
+        .num_chosen = s.num_chosen,
+        .swiglu_limit = 10.0f,
+        .routed = layer.routed,
+        .shared = layer.shared,
+        .x = gpu_x,
+        .gathered = gathered,
+        .plan = plan,
+        .t = {KeepAs<uint8_t>(Poisoned(pair_rows * s.intermediate)),
+              KeepAs<float>(Poisoned(pair_rows * s.intermediate / 32)), pair_rows / 8},
+        .y = As<__nv_bfloat16>(y),
+        .y_stride = s.hidden};
+    LaunchGateUp(experts, *gpu_stream_);
+    LaunchDown(experts, *gpu_stream_);
     GpuOutput out{Download<int32_t>(ids), Download<int32_t>(pair_of), Download<float>(weights),
                   Download<float>(scores), Download<BFloat16>(y)};
     kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(kept), kept_.end());

@@ -1,4 +1,4 @@
-// Two launches for the routed experts, two for the shared one. Gate and up: a cluster of two blocks
+// A launch for the routed experts and one for the shared one. Gate and up: a cluster of two blocks
 // makes 128 columns of t, each 64 of them, so that one block's tile has gate and up of the same
 // columns; the blocks tell each other their largest values, of which FP8's scale is made.
 #include <algorithm>
@@ -181,7 +181,7 @@ struct DownWork : ExpertWork {
       for (int half = 0; half < 2; ++half) {
         const int row = Row(i, half);
         const int64_t pair = int64_t{tokens.pair_group} * 8 + row;
-        __nv_bfloat16* y = p.y + pair * p.hidden + row_block(index) * kLargeRows;
+        __nv_bfloat16* y = p.y + pair * p.y_stride + row_block(index) * kLargeRows;
         WriteBf16Row(d[i], 2 * half, row < tokens.num_rows ? y : nullptr);
       }
     }
@@ -226,12 +226,14 @@ __global__ void __launch_bounds__(LargeThreads(kKind), 1)
 }
 
 template <TileKind kKind>
-void Run(const CudaExpertParams& p, bool shared, device::Stream& stream) {
-  const auto blocks = static_cast<unsigned>(LargeBlocks() / 2 * 2);
-  LaunchClusters(GateUpLargeKernel<kKind>, blocks, 2, LargeThreads(kKind), sizeof(LargeRing<kKind>),
-                 stream, p, shared);
-  LaunchKernel(DownLargeKernel<kKind>, blocks, LargeThreads(kKind), sizeof(LargeRing<kKind>),
-               stream, p, shared);
+void RunGateUp(const CudaExpertParams& p, bool shared, device::Stream& stream) {
+  LaunchClusters(GateUpLargeKernel<kKind>, static_cast<unsigned>(LargeBlocks() / 2 * 2), 2,
+                 LargeThreads(kKind), sizeof(LargeRing<kKind>), stream, p, shared);
+}
+template <TileKind kKind>
+void RunDown(const CudaExpertParams& p, bool shared, device::Stream& stream) {
+  LaunchKernel(DownLargeKernel<kKind>, static_cast<unsigned>(LargeBlocks()), LargeThreads(kKind),
+               sizeof(LargeRing<kKind>), stream, p, shared);
 }
 
 // One thread a row.
@@ -248,13 +250,18 @@ __global__ void LargestScalesKernel(const std::byte* tiles, int64_t col_blocks, 
 
 }  // namespace
 
-void LaunchLarge(const CudaExpertParams& p, device::Stream& stream) {
-  CHECK_EQ(p.hidden % 128, 0);
-  CHECK_EQ(p.intermediate % 128, 0);
-  Run<TileKind::kFp8>(p, true, stream);
-  if (p.routed.kind == TileKind::kFp8) return Run<TileKind::kFp8>(p, false, stream);
+void LaunchGateUpLarge(const CudaExpertParams& p, device::Stream& stream) {
+  RunGateUp<TileKind::kFp8>(p, true, stream);
+  if (p.routed.kind == TileKind::kFp8) return RunGateUp<TileKind::kFp8>(p, false, stream);
   CHECK(p.routed.gate_up_largest != nullptr);
-  Run<TileKind::kFp4>(p, false, stream);
+  RunGateUp<TileKind::kFp4>(p, false, stream);
+}
+
+void LaunchDownLarge(const CudaExpertParams& p, device::Stream& stream) {
+  RunDown<TileKind::kFp8>(p, true, stream);
+  if (p.routed.kind == TileKind::kFp8) return RunDown<TileKind::kFp8>(p, false, stream);
+  CHECK(p.routed.down_largest != nullptr);
+  RunDown<TileKind::kFp4>(p, false, stream);
 }
 
 void LaunchLargestScales(const std::byte* tiles, int64_t row_tiles, int64_t col_blocks,

@@ -1,13 +1,14 @@
-// The experts on a GPU for many tokens: Launch of experts_cuda.h comes here from kLargeExpertTokens
-// tokens on (expert_plan.h), and for prefill, where a plan's tiles have up to 256 rows. A pair's
-// bits depend on neither how many there are nor its row.
+// The experts on a GPU for many tokens: experts_cuda.h comes here from kLargeExpertTokens tokens on
+// (expert_plan.h), and for prefill, where a plan's tiles have up to 256 rows. A pair's bits depend
+// on neither how many there are nor its row.
 #pragma once
 
 #include "kernels/grouped_gemm/experts_cuda.h"
 
 namespace fathom::kernels {
 
-void LaunchLarge(const CudaExpertParams& params, device::Stream& stream);
+void LaunchGateUpLarge(const CudaExpertParams& params, device::Stream& stream);
+void LaunchDownLarge(const CudaExpertParams& params, device::Stream& stream);
 
 // largest [row_tiles * 64]: the largest scale byte of each row of kFp4 tiles, over all its columns.
 void LaunchLargestScales(const std::byte* tiles, int64_t row_tiles, int64_t col_blocks,

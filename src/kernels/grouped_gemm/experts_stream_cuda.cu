@@ -196,7 +196,7 @@ struct OutputWriter {
     for (int row = static_cast<int>(threadIdx.x) / 64; row < info.num_tokens;
          row += Stream::kConsumers / 64) {
       const int64_t pair = int64_t{info.place[1]} * 8 + row;
-      *reinterpret_cast<__nv_bfloat162*>(p.y + pair * p.hidden + info.place[0] * 128 + column) =
+      *reinterpret_cast<__nv_bfloat162*>(p.y + pair * p.y_stride + info.place[0] * 128 + column) =
           __float22bfloat162_rn(stream.Sum2(inbox, row, column));
     }
   }

@@ -78,7 +78,7 @@ __device__ float4 Sinkhorn(float4 c, const HyperConnectionConstants& constants) 
   return c;
 }
 
-// kExchange: the output is one rank's part of a sum.
+// kExchange: each rank has some columns of the output.
 template <int kTokens, bool kHead, bool kExchange>
 class Boundary {
  public:
@@ -122,7 +122,7 @@ class Boundary {
   __device__ void Run() {
     if (cluster_ > 1) ClusterArrive();
     if (warp() == 0) FetchMixers();
-    if constexpr (kExchange) number_ = ExchangeNumber(p_.exchange);
+    if constexpr (kExchange) number_ = ExchangeNumber(p_.gather.exchange);
     norm_ = LoadBits(p_.norm_weight + column0_ + warp() % (slice_ / 128) * 128 + lane() * 4);
     if (p_.output.y != nullptr) {
       PrefetchStreams();
@@ -197,13 +197,16 @@ class Boundary {
     return RoundQuad(sum + own);
   }
 
-  // Of four columns of the output, the sum over all ranks; of those of a token or row that is being
-  // computed, each by one thread.
-  __device__ float4 Exchange(int token, int64_t column, float4 own) const {
-    const uint2 words{PackBf16(own.x, own.y), PackBf16(own.z, own.w)};
-    const int64_t packet = ((first_ + token) * p_.hidden + column) / kPacketValues;
-    SendPacket(p_.exchange.peers, number_, packet, words);
-    return WidenQuad(ReceiveSum(p_.exchange.peers, number_, packet, words));
+  // Four columns of the output: this rank's go to all others. Each is one thread's.
+  __device__ float4 GatheredOutput(int token, int64_t column) const {
+    const PeerView& peers = p_.gather.exchange.peers;
+    int owner = 0;
+    while (column >= p_.gather.columns.begin[owner + 1]) ++owner;
+    const int64_t packet = ((first_ + token) * p_.hidden + column) / 4;
+    if (owner != peers.rank) return WidenQuad(ReceivePacket(peers, number_, packet, owner));
+    const float4 y = Output(token, column);
+    SendPacket(peers, number_, packet, {PackBf16(y.x, y.y), PackBf16(y.z, y.w)});
+    return y;
   }
 
   // x_k = b(post_k y + sum_j C[j][k] x_j), kept in shared memory.
@@ -220,8 +223,8 @@ class Boundary {
         for (int k = 0; k < kS; ++k) *reinterpret_cast<float4*>(X(token, k) + column) = in[k];
         continue;
       }
-      float4 y = Output(token, column0_ + column);
-      if constexpr (kExchange) y = Exchange(token, column0_ + column, y);
+      const float4 y =
+          kExchange ? GatheredOutput(token, column0_ + column) : Output(token, column0_ + column);
       const float* comb = s_.comb[token];
       for (int k = 0; k < kS; ++k) {
         float4 mixed = comb[k] * in[0];
@@ -455,8 +458,10 @@ int MaxClusters(int64_t hidden) {
 
 template <bool kHead>
 void RunTokens(const CudaHyperConnectionParams& params, device::Stream& stream) {
-  if (params.exchange.peers.size > 1) {
-    CHECK_LE(params.num_tokens, kMaxPacketTokens);
+  const PeerView& peers = params.gather.exchange.peers;
+  if (peers.size > 1) {
+    CHECK_LE(params.num_tokens * params.hidden / 4, peers.layout.num_packets);
+    CHECK_GT(params.gather.columns.least(peers.size), 0);  // else who waits would wait for ever
     CHECK(params.output.y != nullptr);
     return Run<1, kHead, true>(params, stream);
   }
@@ -470,7 +475,7 @@ void RunTokens(const CudaHyperConnectionParams& params, device::Stream& stream) 
 void Launch(const CudaHyperConnectionParams& params, device::Stream& stream) {
   if (params.num_tokens == 0) return;
   CHECK_EQ(params.hidden % 128, 0);
-  const bool exchanges = params.exchange.peers.size > 1;
+  const bool exchanges = params.gather.exchange.peers.size > 1;
   if (!exchanges && IsLargeBoundary(params)) return LaunchLargeBoundary(params, stream);
   params.rows != nullptr ? RunTokens<true>(params, stream) : RunTokens<false>(params, stream);
 }

@@ -6,7 +6,7 @@
 // sub-layer ended it also reads the streams, post and pair_of before that wait: whoever writes them
 // is not its predecessor. From 256 tokens on, and for prefill: boundary_large.h.
 //
-// Where the output is one rank's part of a sum, the same launch exchanges it with the group
+// Where a rank has some columns of the output, the same launch completes it
 // (collective/peer_view.h), for as few tokens as all blocks run at once.
 #pragma once
 
@@ -34,6 +34,12 @@ struct SublayerOutput {
   int num_chosen = 0;
 };
 
+// What completes an output of which each rank has some columns, multiples of 4 and none without.
+struct OutputExchange {
+  PeerExchange exchange;
+  RankParts columns;
+};
+
 struct CudaHyperConnectionParams {
   __nv_bfloat16* streams = nullptr;  // [num_tokens, 4, hidden], in place
   int64_t num_tokens = 0;
@@ -42,8 +48,8 @@ struct CudaHyperConnectionParams {
   bool prefill = false;
   int64_t hidden = 0;  // a multiple of 128
   SublayerOutput output = {};
-  // The output is this rank's part; up to MaxExchangeTokens tokens or rows. size 1: it is all.
-  PeerExchange exchange = {};
+  // Of up to MaxExchangeTokens tokens or rows. size 1: the output is complete.
+  OutputExchange gather = {};
   HyperConnectionState before = {};  // of the sub-layer that ended
   const float* fn = nullptr;         // [24, 4 * hidden]; head: [4, 4 * hidden]
   const float* scale = nullptr;

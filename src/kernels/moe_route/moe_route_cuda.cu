@@ -283,18 +283,44 @@ __device__ int ExclusiveScan(int value, int& total) {
   return sum - value;
 }
 
-// Sorts the pairs by expert. One block.
+// Sorts the pairs by expert, those of one in their order: every rank's rows are the same. One
+// block; a warp has a stretch of the pairs.
 __global__ void __launch_bounds__(kPlanThreads)
     PlanKernel(const __grid_constant__ CudaMoeRouteParams p, int shared_groups, int tile_rows) {
-  __shared__ int count[kMaxExperts], first_row[kMaxExperts], cursor[kMaxExperts];
-  const int thread = static_cast<int>(threadIdx.x), k = p.num_chosen;
-  for (int e = thread; e < p.num_experts; e += kPlanThreads) count[e] = cursor[e] = 0;
+  constexpr int kWarps = kPlanThreads / 32;
+  __shared__ int count[kMaxExperts], first_row[kMaxExperts];
+  __shared__ uint16_t before[kWarps][kMaxExperts];  // an expert's pairs before the warp's next one
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int k = p.num_chosen;
+  for (int i = thread; i < kWarps * kMaxExperts; i += kPlanThreads) (&before[0][0])[i] = 0;
   __syncthreads();
   WaitForPredecessor();
   AllowSuccessor();
-  const int64_t num_pairs = p.num_tokens * k;
-  for (int64_t i = thread; i < num_pairs; i += kPlanThreads) {
-    if (p.token_seq[i / k] >= 0) atomicAdd(&count[p.expert_ids[i]], 1);
+  const int64_t num_pairs = p.num_tokens * k, stretch = (num_pairs + kWarps - 1) / kWarps;
+  const int64_t begin = min(warp * stretch, num_pairs), end = min(begin + stretch, num_pairs);
+  // place(i, expert, n): pair i is the expert's n-th; expert -1: padding's.
+  const auto each_pair = [&](const auto& place) {
+    for (int64_t base = begin; base < end; base += 32) {
+      const int64_t i = base + lane;
+      const int e = i < end && p.token_seq[i / k] >= 0 ? p.expert_ids[i] : -1;
+      const uint32_t same = __match_any_sync(0xffffffffu, e), earlier = same & ((1u << lane) - 1);
+      const int n = e < 0 ? 0 : before[warp][e];
+      __syncwarp();
+      if (e >= 0 && earlier == 0) before[warp][e] = static_cast<uint16_t>(n + __popc(same));
+      __syncwarp();
+      if (i < end) place(i, e, n + __popc(earlier));
+    }
+  };
+  each_pair([](int64_t, int, int) {});
+  __syncthreads();
+  for (int e = thread; e < p.num_experts; e += kPlanThreads) {
+    int sum = 0;
+    for (auto& of_warp : before) {
+      const int n = of_warp[e];
+      of_warp[e] = static_cast<uint16_t>(sum);
+      sum += n;
+    }
+    count[e] = sum;
   }
   __syncthreads();
   if (thread < 32) {
@@ -316,16 +342,11 @@ __global__ void __launch_bounds__(kPlanThreads)
     if (thread == 0) *p.plan.num_tiles = tiles;
   }
   __syncthreads();
-  for (int64_t i = thread; i < num_pairs; i += kPlanThreads) {
-    const int e = p.expert_ids[i];
-    if (p.token_seq[i / k] < 0) {
-      p.plan.pair_of[i] = 0;
-      continue;
-    }
-    const int row = first_row[e] + atomicAdd(&cursor[e], 1);
+  each_pair([&](int64_t i, int e, int n) {
+    const int row = e < 0 ? 0 : first_row[e] + n;
     p.plan.pair_of[i] = row;
-    p.plan.pair_weight[row] = p.weights[i];
-  }
+    if (e >= 0) p.plan.pair_weight[row] = p.weights[i];
+  });
 }
 
 // One warp a pair: its token's activations to its row.
@@ -355,6 +376,7 @@ void Launch(const CudaMoeRouteParams& p, device::Stream& stream) {
   CHECK_LE(p.num_experts, kMaxExperts);
   CHECK_LE(p.num_chosen, kMaxChosen);
   CHECK_LE(p.num_chosen, p.num_experts);
+  CHECK_LT(p.num_tokens, 1 << 16);
   CHECK_NE(p.bias == nullptr, p.tid2eid == nullptr);
   CHECK(p.gate.kind == TileKind::kBf16 && p.gate.cols == p.hidden);
   if (p.num_tokens <= kDirectTokens && !p.prefill) {
