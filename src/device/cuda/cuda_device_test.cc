@@ -1,6 +1,7 @@
 // With a GPU: memory and copies work. Without one: the reason is one clear line.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "device/device.h"
@@ -24,6 +25,26 @@ TEST(CudaDevice, CopiesThereAndBackOrSaysWhyItCannot) {
   ASSERT_TRUE((*stream)->Copy(host.data(), buffer->data(), 1024).ok());
   ASSERT_TRUE((*stream)->Synchronize().ok());
   EXPECT_EQ(host, std::vector<char>(1024, 0));
+}
+
+TEST(CudaDevice, ZerosDoNotOvertakeTheFirstCopy) {
+  auto device = MakeCudaDevice(0);
+  if (!device.ok()) GTEST_SKIP() << device.status().message();
+  auto stream = (*device)->MakeStream();
+  auto pinned = (*device)->AllocateHost(1024);
+  ASSERT_TRUE(stream.ok() && pinned.ok());
+  std::fill_n(pinned->data(), 1024, std::byte{'x'});
+  constexpr int64_t kBytes = int64_t{4} << 30;  // a millisecond of zeros
+  auto buffer = (*device)->Allocate(kBytes);
+  ASSERT_TRUE(buffer.ok()) << buffer.status().message();
+  std::byte* const end = buffer->data() + kBytes - 1024;
+  ASSERT_TRUE((*stream)->Copy(end, pinned->data(), 1024).ok());
+  ASSERT_TRUE((*stream)->Synchronize().ok());
+  std::vector<char> later(1024);
+  ASSERT_TRUE((*device)->Allocate(1024).ok());  // the zeros before it have been written
+  ASSERT_TRUE((*stream)->Copy(later.data(), end, 1024).ok());
+  ASSERT_TRUE((*stream)->Synchronize().ok());
+  EXPECT_EQ(later, std::vector<char>(1024, 'x'));
 }
 
 TEST(CudaDevice, ATimelineSeesWhatTheStreamDoes) {
