@@ -33,12 +33,11 @@ class PeerCollectives final : public CudaCollectives {
 
   Status GatherTiles(const kernels::CudaGatherTilesParams& params,
                      device::Stream& stream) override {
-    if (!kernels::FitsPackets(params, size())) return CudaCollectives::GatherTiles(params, stream);
+    if (!kernels::GoAsPackets(params, size())) return CudaCollectives::GatherTiles(params, stream);
     return Launch(params, 1, stream);
   }
   Status GatherOutput(const kernels::CudaGatherOutputParams& params,
                       device::Stream& stream) override {
-    if (!kernels::FitsPackets(params, size())) return CudaCollectives::GatherOutput(params, stream);
     return Launch(params, 1, stream);
   }
   Status GatherLogits(const kernels::CudaGatherColumnsParams& params,

@@ -212,7 +212,7 @@ int MostPackets(const Packets& packets, int size) {
 template <typename Packets>
 void LaunchPackets(const PeerExchange& exchange, const Packets& packets, device::Stream& stream) {
   const int most = MostPackets(packets, exchange.peers.size);
-  CHECK_LE(most, exchange.peers.layout.num_packets);
+  CHECK_LE(most, kMaxPackets);
   LaunchKernel(PacketGatherKernel<Packets>,
                static_cast<unsigned>(std::min((most + kThreads - 1) / kThreads, kBlocks)), kThreads,
                0, stream, exchange, packets, most);
@@ -247,6 +247,15 @@ __device__ void SendPart(const PeerView& peers, const GatheredMatrix& matrix) {
   }
 }
 
+// When the block has sent its values: until those of the same block of all others are here.
+__device__ void AwaitOthers(const PeerView& peers, uint64_t number) {
+  __syncthreads();
+  const int other = static_cast<int>(threadIdx.x), block = static_cast<int>(blockIdx.x);
+  if (other >= peers.size || other == peers.rank) return;
+  RaiseFlag(FlagAt(peers, other, peers.rank, block), number);
+  AwaitFlag(peers, FlagAt(peers, peers.rank, other, block), number, other);
+}
+
 __global__ void __launch_bounds__(kPlainThreads, 2)
     GatherKernel(const __grid_constant__ CudaGatherParams p) {
   const PeerView& peers = p.exchange.peers;
@@ -254,11 +263,31 @@ __global__ void __launch_bounds__(kPlainThreads, 2)
   WaitForPredecessor();
   AllowSuccessor();
   for (int i = 0; i < p.num_matrices; ++i) SendPart(peers, p.matrices[i]);
-  __syncthreads();
-  const int other = static_cast<int>(threadIdx.x), block = static_cast<int>(blockIdx.x);
-  if (other >= peers.size || other == peers.rank) return;
-  RaiseFlag(FlagAt(peers, other, peers.rank, block), number);
-  AwaitFlag(peers, FlagAt(peers, peers.rank, other, block), number, other);
+  AwaitOthers(peers, number);
+}
+
+__global__ void __launch_bounds__(kPlainThreads, 2)
+    GatherOutputKernel(const __grid_constant__ CudaGatherOutputParams p) {
+  const PeerView& peers = p.exchange.peers;
+  const uint64_t number = ExchangeNumber(p.exchange);
+  WaitForPredecessor();
+  AllowSuccessor();
+  const int64_t hidden = p.columns.begin[peers.size], first = p.columns.begin[peers.rank];
+  const auto each = static_cast<uint32_t>(p.columns.count(peers.rank) / kCombined);
+  const auto count = static_cast<uint32_t>(p.num_tokens) * each;
+  const int64_t place = reinterpret_cast<std::byte*>(p.y) - peers.memory[peers.rank];
+#pragma unroll 2
+  for (uint32_t i = blockIdx.x * kPlainThreads + threadIdx.x; i < count;
+       i += gridDim.x * kPlainThreads) {
+    const int64_t token = i / each, column = first + i % each * kCombined;
+    alignas(16) uint32_t words[kCombined / 2];
+    Combine<kCombined>(p.output, hidden, token, column, words);
+    const int64_t at = place + (token * hidden + column) * int64_t{sizeof(__nv_bfloat16)};
+    for (int to = 0; to < peers.size; ++to) {
+      *reinterpret_cast<uint4*>(peers.memory[to] + at) = {words[0], words[1], words[2], words[3]};
+    }
+  }
+  AwaitOthers(peers, number);
 }
 
 __global__ void EndExchangesKernel(uint64_t* exchanges, uint32_t num_exchanges) {
@@ -269,8 +298,20 @@ __global__ void EndExchangesKernel(uint64_t* exchanges, uint32_t num_exchanges) 
 }
 
 int64_t RowsOfExchange(const CudaGatherColumnsParams& p) {
-  const PeerView& peers = p.exchange.peers;
-  return peers.layout.num_packets / (p.columns.most(peers.size) / 2);
+  return kMaxPackets / (p.columns.most(p.exchange.peers.size) / 2);
+}
+
+// Of a kernel of so many chunks of 16 bytes: as many on every rank.
+unsigned PlainBlocks(int64_t chunks) {
+  return static_cast<unsigned>(
+      std::clamp<int64_t>((chunks + kPlainThreads - 1) / kPlainThreads, 1, kBlocks));
+}
+
+void CheckShared(const PeerView& peers, const std::byte* data, int64_t bytes) {
+  const int64_t place = data - peers.memory[peers.rank];
+  CHECK_EQ(place % 16, 0);
+  CHECK_GE(place, peers.layout.shared_offset);
+  CHECK_LE(place + bytes, peers.layout.flags_offset);
 }
 
 }  // namespace
@@ -301,13 +342,9 @@ void MatricesOf(const CudaGatherTilesParams& p, int size, GatheredMatrix (&matri
       GatheredRows(p.tiles.scales, groups * kScaleBytes, used * kScaleBytes, p.blocks, size);
 }
 
-bool FitsPackets(const CudaGatherTilesParams& p, int size) {
-  return p.num_tokens * (1 + p.num_chosen) * p.blocks.most(size) * TilePackets::kOfBlock <=
-         MaxPackets(size);
-}
-
-bool FitsPackets(const CudaGatherOutputParams& p, int size) {
-  return p.num_tokens * p.columns.most(size) / 4 <= MaxPackets(size);
+bool GoAsPackets(const CudaGatherTilesParams& p, int size) {
+  return GoesAsPackets(
+      p.num_tokens * (1 + p.num_chosen) * p.blocks.most(size) * TilePackets::kOfBlock, size);
 }
 
 void Launch(const CudaGatherTilesParams& p, device::Stream& stream) {
@@ -315,7 +352,14 @@ void Launch(const CudaGatherTilesParams& p, device::Stream& stream) {
 }
 
 void Launch(const CudaGatherOutputParams& p, device::Stream& stream) {
-  LaunchPackets(p.exchange, OutputPackets(p, p.exchange.peers.size), stream);
+  const PeerView& peers = p.exchange.peers;
+  const int64_t most = p.num_tokens * p.columns.most(peers.size);
+  if (GoesAsPackets(most / 4, peers.size)) {
+    return LaunchPackets(p.exchange, OutputPackets(p, peers.size), stream);
+  }
+  const int64_t row_bytes = p.columns.begin[peers.size] * int64_t{sizeof(__nv_bfloat16)};
+  CheckShared(peers, reinterpret_cast<const std::byte*>(p.y), p.num_tokens * row_bytes);
+  LaunchKernel(GatherOutputKernel, PlainBlocks(most / kCombined), kPlainThreads, 0, stream, p);
 }
 
 void Launch(const CudaCombineParams& p, device::Stream& stream) {
@@ -333,19 +377,15 @@ void Launch(const CudaGatherParams& p, device::Stream& stream) {
     for (int i = 0; i < p.num_matrices; ++i) {
       const GatheredMatrix& matrix = p.matrices[i];
       const GatheredMatrix::Part& part = matrix.of[r];
-      const int64_t place = matrix.data - peers.memory[peers.rank] + part.offset;
-      CHECK_EQ((place | matrix.pitch | part.width) % 16, 0);
-      CHECK(part.bytes() == 0 ||
-            (place >= peers.layout.shared_offset &&
-             place + (part.height - 1) * matrix.pitch + part.width <= peers.layout.flags_offset));
+      CHECK_EQ((part.offset | matrix.pitch | part.width) % 16, 0);
       CHECK_LT(part.bytes() / 16, int64_t{1} << 31);
       chunks += part.bytes() / 16;
+      if (part.bytes() == 0) continue;
+      CheckShared(peers, matrix.data, part.offset + (part.height - 1) * matrix.pitch + part.width);
     }
     most = std::max(most, chunks);
   }
-  const int64_t blocks =
-      std::clamp<int64_t>((most + kPlainThreads - 1) / kPlainThreads, 1, kBlocks);
-  LaunchKernel(GatherKernel, static_cast<unsigned>(blocks), kPlainThreads, 0, stream, p);
+  LaunchKernel(GatherKernel, PlainBlocks(most), kPlainThreads, 0, stream, p);
 }
 
 int64_t NumExchanges(const CudaGatherColumnsParams& p) {

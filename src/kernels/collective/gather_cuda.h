@@ -54,7 +54,7 @@ struct CudaGatherTilesParams {
   int num_chosen = 0;
   int64_t num_rows = 0;  // that are in use, these among them
 };
-bool FitsPackets(const CudaGatherTilesParams& params, int size);
+bool GoAsPackets(const CudaGatherTilesParams& params, int size);
 void Launch(const CudaGatherTilesParams& params, device::Stream& stream);
 // Codes and scales of all rows in use.
 void MatricesOf(const CudaGatherTilesParams& params, int size, GatheredMatrix (&matrices)[2]);
@@ -71,7 +71,8 @@ struct CudaCombineParams {
 };
 void Launch(const CudaCombineParams& params, device::Stream& stream);
 
-// The same of all columns, of which each rank has some. As packets, to any memory.
+// The same of all columns, of which each rank has some. As packets, or as plain values: y is in
+// shared memory.
 struct CudaGatherOutputParams {
   PeerExchange exchange;
   SublayerOutput output;
@@ -79,7 +80,6 @@ struct CudaGatherOutputParams {
   int64_t num_tokens = 0;
   __nv_bfloat16* y = nullptr;  // may be the output's when that has no pairs
 };
-bool FitsPackets(const CudaGatherOutputParams& params, int size);
 void Launch(const CudaGatherOutputParams& params, device::Stream& stream);
 
 // Columns of `values` [num_rows, begin[size]], even. As packets, to any memory, in as many

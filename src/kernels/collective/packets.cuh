@@ -51,7 +51,7 @@ class Patience {
 __device__ __forceinline__ uint4* PacketAt(const PeerView& peers, int to, int from, uint64_t number,
                                            int64_t i) {
   const int64_t place = static_cast<int64_t>(number & 1) * peers.size + from;
-  return reinterpret_cast<uint4*>(peers.memory[to]) + place * peers.layout.num_packets + i;
+  return reinterpret_cast<uint4*>(peers.memory[to]) + place * kMaxPackets + i;
 }
 
 // What stands beside the words of a packet. Each changes with every exchange, both together never

@@ -27,10 +27,14 @@ inline constexpr int kMaxPeers = 8;
 inline constexpr int64_t kPacketBytes = 16;
 inline constexpr int64_t kPacketValueBytes = 8;
 // Packets are twice their values. From so many bytes sent on, plain values are faster, though their
-// flags cost some microseconds more.
-inline constexpr int64_t kMaxPacketBytesSent = int64_t{6} << 20;
-// Of one rank in one exchange.
-constexpr int64_t MaxPackets(int size) { return kMaxPacketBytesSent / kPacketBytes / (size - 1); }
+// flags cost a microsecond more.
+inline constexpr int64_t kMaxPacketBytesSent = int64_t{192} << 10;
+constexpr bool GoesAsPackets(int64_t num_packets, int size) {
+  return num_packets * kPacketBytes * (size - 1) <= kMaxPacketBytesSent;
+}
+// Room for one rank's in one exchange: a row of 129,280 logits, or 16 tokens of 7,168 values, on
+// two.
+inline constexpr int64_t kMaxPackets = int64_t{1} << 16;
 
 // What each rank has of something: rank r the range [begin[r], begin[r + 1]).
 struct RankParts {
@@ -54,7 +58,6 @@ inline constexpr int kMaxGatherBlocks = 132;
 
 // Where everything is in a rank's memory, in bytes. The packets are in front.
 struct PeerLayout {
-  int64_t num_packets = 0;    // of one rank in one of the two places
   int64_t shared_offset = 0;  // what the model keeps there
   int64_t flags_offset = 0;   // uint64 [size, kMaxGatherBlocks]
   int64_t bytes = 0;
@@ -65,8 +68,7 @@ constexpr PeerLayout MakePeerLayout(int size, int64_t shared_bytes) {
     return (bytes + kAlignment - 1) / kAlignment * kAlignment;
   };
   PeerLayout l;
-  l.num_packets = MaxPackets(size);
-  l.shared_offset = align(2 * size * l.num_packets * kPacketBytes);
+  l.shared_offset = align(2 * size * kMaxPackets * kPacketBytes);
   l.flags_offset = l.shared_offset + align(shared_bytes);
   l.bytes = l.flags_offset + align(int64_t{size} * kMaxGatherBlocks * 8);
   return l;

@@ -13,12 +13,18 @@ TEST(RankParts, MostAndLeast) {
   EXPECT_EQ(parts.least(1), 2);
 }
 
+TEST(GoesAsPackets, UpToTheBytesThatARankSends) {
+  EXPECT_TRUE(GoesAsPackets(12'288, 2));
+  EXPECT_FALSE(GoesAsPackets(12'289, 2));
+  EXPECT_TRUE(GoesAsPackets(4096, 4));
+  EXPECT_FALSE(GoesAsPackets(4097, 4));
+}
+
 TEST(PeerLayout, PiecesAreApartAndAligned) {
   for (const int size : {2, 3, 8}) {
     constexpr int64_t kShared = 12'345;
     const PeerLayout l = MakePeerLayout(size, kShared);
-    EXPECT_LE(l.num_packets * kPacketBytes * (size - 1), kMaxPacketBytesSent);
-    EXPECT_GE(l.shared_offset, 2 * size * l.num_packets * kPacketBytes);
+    EXPECT_GE(l.shared_offset, 2 * size * kMaxPackets * kPacketBytes);
     EXPECT_GE(l.flags_offset, l.shared_offset + kShared);
     EXPECT_GE(l.bytes, l.flags_offset + int64_t{size} * kMaxGatherBlocks * 8);
     for (const int64_t offset : {l.shared_offset, l.flags_offset}) EXPECT_EQ(offset % 1024, 0);

@@ -460,7 +460,7 @@ template <bool kHead>
 void RunTokens(const CudaHyperConnectionParams& params, device::Stream& stream) {
   const PeerView& peers = params.gather.exchange.peers;
   if (peers.size > 1) {
-    CHECK_LE(params.num_tokens * params.hidden / 4, peers.layout.num_packets);
+    CHECK_LE(params.num_tokens * params.hidden / 4, kMaxPackets);
     CHECK_GT(params.gather.columns.least(peers.size), 0);  // else who waits would wait for ever
     CHECK(params.output.y != nullptr);
     return Run<1, kHead, true>(params, stream);
