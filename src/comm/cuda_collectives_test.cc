@@ -81,6 +81,7 @@ class CudaCollectivesTest : public testing::TestWithParam<std::tuple<Kind, int>>
 
   void ExpectTiles(int64_t tokens, int k, const kernels::RankParts& blocks);
   void ExpectOutput(int64_t tokens, int k, const kernels::RankParts& columns);
+  void ExpectLogits(int64_t rows, const kernels::RankParts& columns);
 
   std::unique_ptr<TestRanks> ranks_;
 };
@@ -215,6 +216,32 @@ void CudaCollectivesTest::ExpectOutput(int64_t tokens, int k, const kernels::Ran
   });
 }
 
+void CudaCollectivesTest::ExpectLogits(int64_t rows, const kernels::RankParts& columns) {
+  const int64_t width = columns.begin[ranks_->size()];
+  const auto value = [&](int64_t i) { return static_cast<float>(i % 100'003) - 50'000.0f; };
+  ranks_->OnAll([&](TestRank& rank) {
+    const int r = rank.collectives->rank();
+    std::vector<float> own(static_cast<size_t>(rows * width), std::nanf(""));
+    for (int64_t i = 0; i < rows * width; ++i) {
+      const bool mine = i % width >= columns.begin[r] && i % width < columns.begin[r + 1];
+      if (mine) own[static_cast<size_t>(i)] = value(i);
+    }
+    const auto buffer = rank.Upload(own);
+    auto* const values = As<float>(buffer);
+    ASSERT_TRUE(
+        rank.collectives
+            ->GatherLogits({.exchange = {}, .values = values, .num_rows = rows, .columns = columns},
+                           *rank.stream)
+            .ok());
+    rank.collectives->EndStep(*rank.stream);
+    const auto all = rank.Download<float>(values, own.size());
+    for (int64_t i = 0; i < rows * width; ++i) {
+      ASSERT_EQ(all[static_cast<size_t>(i)], value(i))
+          << "rank " << r << " value " << i << " of " << rows << " rows";
+    }
+  });
+}
+
 TEST_P(CudaCollectivesTest, TilesOfAllRanksMeet) {
   for (const int64_t tokens : {1, 3, 8, 17, 100, 700}) {
     ExpectTiles(tokens, 0, Parts(ranks_->size(), 13, 1));
@@ -235,30 +262,9 @@ TEST_P(CudaCollectivesTest, OutputsOfAllRanksMeet) {
 }
 
 TEST_P(CudaCollectivesTest, LogitsOfAllRanksMeet) {
-  const kernels::RankParts columns = Parts(ranks_->size(), 16'500, 2);
-  const int64_t width = columns.begin[ranks_->size()];
-  for (const int64_t rows : {1, 3, 64, 300}) {
-    const auto value = [&](int64_t i) { return static_cast<float>(i % 100'003) - 50'000.0f; };
-    ranks_->OnAll([&](TestRank& rank) {
-      const int r = rank.collectives->rank();
-      std::vector<float> own(static_cast<size_t>(rows * width), std::nanf(""));
-      for (int64_t i = 0; i < rows * width; ++i) {
-        const bool mine = i % width >= columns.begin[r] && i % width < columns.begin[r + 1];
-        if (mine) own[static_cast<size_t>(i)] = value(i);
-      }
-      const auto buffer = rank.Upload(own);
-      auto* const values = As<float>(buffer);
-      ASSERT_TRUE(rank.collectives
-                      ->GatherLogits(
-                          {.exchange = {}, .values = values, .num_rows = rows, .columns = columns},
-                          *rank.stream)
-                      .ok());
-      rank.collectives->EndStep(*rank.stream);
-      const auto all = rank.Download<float>(values, own.size());
-      for (int64_t i = 0; i < rows * width; ++i) {
-        ASSERT_EQ(all[static_cast<size_t>(i)], value(i)) << "rank " << r << " value " << i;
-      }
-    });
+  for (const int64_t unit : {2, 64}) {  // an odd number of pairs go as packets, however many
+    const kernels::RankParts columns = Parts(ranks_->size(), 16'512 + 2 * unit, unit);
+    for (const int64_t rows : {1, 3, 64, 300}) ExpectLogits(rows, columns);
   }
 }
 

@@ -290,6 +290,46 @@ __global__ void __launch_bounds__(kPlainThreads, 2)
   AwaitOthers(peers, number);
 }
 
+// Where the values of rank `from` land in the memory of rank `to`.
+__device__ uint4* LandingAt(const PeerView& peers, int to, int from, uint64_t number) {
+  const int64_t place = static_cast<int64_t>(number & 1) * peers.size + from;
+  return reinterpret_cast<uint4*>(peers.memory[to] + peers.layout.landing_offset) +
+         place * (kLandingBytes / 16 / peers.size);
+}
+
+// A block writes to the others what the same block of theirs then moves to its place.
+__global__ void __launch_bounds__(kPlainThreads, 2)
+    GatherColumnsKernel(const __grid_constant__ CudaGatherColumnsParams p) {
+  const PeerView& peers = p.exchange.peers;
+  const uint64_t number = ExchangeNumber(p.exchange);
+  WaitForPredecessor();
+  AllowSuccessor();
+  // move(i, place): chunk i of a rank's.
+  const auto each_chunk = [&](int rank, const auto& move) {
+    const auto of_row = static_cast<uint32_t>(p.columns.count(rank) / 4);
+    const auto count = static_cast<uint32_t>(p.num_rows) * of_row;
+#pragma unroll 4
+    for (uint32_t i = blockIdx.x * kPlainThreads + threadIdx.x; i < count;
+         i += gridDim.x * kPlainThreads) {
+      float* const row = p.values + i / of_row * p.columns.begin[peers.size];
+      move(i, reinterpret_cast<uint4*>(row + p.columns.begin[rank]) + i % of_row);
+    }
+  };
+  each_chunk(peers.rank, [&](uint32_t i, const uint4* place) {
+    const uint4 chunk = *place;
+    for (int to = 0; to < peers.size; ++to) {
+      if (to != peers.rank) LandingAt(peers, to, peers.rank, number)[i] = chunk;
+    }
+  });
+  AwaitOthers(peers, number);
+  __syncthreads();
+  for (int from = 0; from < peers.size; ++from) {
+    if (from == peers.rank) continue;
+    const uint4* const landing = LandingAt(peers, peers.rank, from, number);
+    each_chunk(from, [&](uint32_t i, uint4* place) { *place = __ldcg(landing + i); });
+  }
+}
+
 __global__ void EndExchangesKernel(uint64_t* exchanges, uint32_t num_exchanges) {
   WaitForPredecessor();
   *exchanges += num_exchanges;
@@ -297,8 +337,20 @@ __global__ void EndExchangesKernel(uint64_t* exchanges, uint32_t num_exchanges) 
   AllowSuccessor();
 }
 
-int64_t RowsOfExchange(const CudaGatherColumnsParams& p) {
-  return kMaxPackets / (p.columns.most(p.exchange.peers.size) / 2);
+// What of a gather of columns is one exchange: all of it as packets if they have room, else as many
+// rows as there is room for at the landing.
+struct ColumnExchange {
+  bool as_packets = true;
+  int64_t rows = 0;
+};
+ColumnExchange SplitColumns(const CudaGatherColumnsParams& p) {
+  const int size = p.exchange.peers.size;
+  const int64_t most = p.columns.most(size);
+  bool in_chunks = true;
+  for (int r = 0; r <= size; ++r) in_chunks &= p.columns.begin[r] % 4 == 0;
+  const int64_t packet_rows = kMaxPackets / (most / 2);
+  if (p.num_rows <= packet_rows || !in_chunks) return {true, packet_rows};
+  return {false, kLandingBytes / size / (most * int64_t{sizeof(float)})};
 }
 
 // Of a kernel of so many chunks of 16 bytes: as many on every rank.
@@ -389,20 +441,25 @@ void Launch(const CudaGatherParams& p, device::Stream& stream) {
 }
 
 int64_t NumExchanges(const CudaGatherColumnsParams& p) {
-  const int64_t rows = RowsOfExchange(p);
+  const int64_t rows = SplitColumns(p).rows;
   return (p.num_rows + rows - 1) / rows;
 }
 
 void Launch(const CudaGatherColumnsParams& p, device::Stream& stream) {
   const int size = p.exchange.peers.size;
-  for (int r = 0; r < size; ++r) CHECK_EQ(p.columns.begin[r] % 2, 0);
-  const int64_t most_rows = RowsOfExchange(p);
-  CHECK_GT(most_rows, 0);
+  for (int r = 0; r <= size; ++r) CHECK_EQ(p.columns.begin[r] % 2, 0);
+  const ColumnExchange each = SplitColumns(p);
+  CHECK_GT(each.rows, 0);
   CudaGatherColumnsParams part = p;
-  for (int64_t row = 0; row < p.num_rows; row += most_rows) {
-    part.num_rows = std::min(most_rows, p.num_rows - row);
-    LaunchPackets(part.exchange, ColumnPackets(part, size), stream);
-    part.values += most_rows * p.columns.begin[size];
+  for (int64_t row = 0; row < p.num_rows; row += each.rows) {
+    part.num_rows = std::min(each.rows, p.num_rows - row);
+    if (each.as_packets) {
+      LaunchPackets(part.exchange, ColumnPackets(part, size), stream);
+    } else {
+      LaunchKernel(GatherColumnsKernel, PlainBlocks(part.num_rows * p.columns.most(size) / 4),
+                   kPlainThreads, 0, stream, part);
+    }
+    part.values += part.num_rows * p.columns.begin[size];
     ++part.exchange.index;
   }
 }

@@ -36,6 +36,9 @@ constexpr bool GoesAsPackets(int64_t num_packets, int size) {
 // two.
 inline constexpr int64_t kMaxPackets = int64_t{1} << 16;
 
+// Plain values on their way to memory that is not shared, of one exchange and all ranks together.
+inline constexpr int64_t kLandingBytes = int64_t{16} << 20;
+
 // What each rank has of something: rank r the range [begin[r], begin[r + 1]).
 struct RankParts {
   int64_t begin[kMaxPeers + 1] = {};  // ascending
@@ -56,8 +59,10 @@ struct RankParts {
 // Blocks of a kernel that writes plain values: each has a flag.
 inline constexpr int kMaxGatherBlocks = 132;
 
-// Where everything is in a rank's memory, in bytes. The packets are in front.
+// Where everything is in a rank's memory, in bytes. In front are the packets, then the landings:
+// two places of each that take turns, in each a part for every rank.
 struct PeerLayout {
+  int64_t landing_offset = 0;
   int64_t shared_offset = 0;  // what the model keeps there
   int64_t flags_offset = 0;   // uint64 [size, kMaxGatherBlocks]
   int64_t bytes = 0;
@@ -68,7 +73,8 @@ constexpr PeerLayout MakePeerLayout(int size, int64_t shared_bytes) {
     return (bytes + kAlignment - 1) / kAlignment * kAlignment;
   };
   PeerLayout l;
-  l.shared_offset = align(2 * size * kMaxPackets * kPacketBytes);
+  l.landing_offset = align(2 * size * kMaxPackets * kPacketBytes);
+  l.shared_offset = l.landing_offset + align(2 * kLandingBytes);
   l.flags_offset = l.shared_offset + align(shared_bytes);
   l.bytes = l.flags_offset + align(int64_t{size} * kMaxGatherBlocks * 8);
   return l;

@@ -24,10 +24,12 @@ TEST(PeerLayout, PiecesAreApartAndAligned) {
   for (const int size : {2, 3, 8}) {
     constexpr int64_t kShared = 12'345;
     const PeerLayout l = MakePeerLayout(size, kShared);
-    EXPECT_GE(l.shared_offset, 2 * size * kMaxPackets * kPacketBytes);
+    EXPECT_GE(l.landing_offset, 2 * size * kMaxPackets * kPacketBytes);
+    EXPECT_GE(l.shared_offset, l.landing_offset + 2 * kLandingBytes);
     EXPECT_GE(l.flags_offset, l.shared_offset + kShared);
     EXPECT_GE(l.bytes, l.flags_offset + int64_t{size} * kMaxGatherBlocks * 8);
-    for (const int64_t offset : {l.shared_offset, l.flags_offset}) EXPECT_EQ(offset % 1024, 0);
+    for (const int64_t offset : {l.landing_offset, l.shared_offset, l.flags_offset})
+      EXPECT_EQ(offset % 1024, 0);
   }
 }
 
