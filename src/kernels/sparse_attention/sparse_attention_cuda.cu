@@ -145,9 +145,10 @@ __global__ void __launch_bounds__(kCombineThreads)
   *reinterpret_cast<uint2*>(reinterpret_cast<uint8_t*>(p.out.values) + offset) = out;
 }
 
-// A step of few heads and keys over all tokens: how many splits a token then has; else 0.
+// A step of few heads and keys over all tokens: how many splits a token then has; else 0. As for 64
+// heads, so that a rank that has some of them adds up as one that has all.
 int DecodeSplits(const CudaSparseAttentionParams& p) {
-  const int blocks = p.batch.num_tokens * ((p.num_heads + kDecodeHeads - 1) / kDecodeHeads);
+  const int blocks = p.batch.num_tokens * (kHeadTile / kDecodeHeads);
   int keys = kWindow;
   if (p.ratio == 4) keys += p.topk;
   if (p.ratio == 128) keys += p.batch.max_blocks * p.compressed.entries_per_page;
