@@ -81,15 +81,18 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carv
   carver.Take(w.expert_ids, c.num_layers * m * c.num_experts_per_token);
   carver.Take(w.expert_weights, m * c.num_experts_per_token);
   w.pair_rows = MaxPairRowsOf(c, limits);
-  int64_t max_tiles = 0;
+  int64_t max_tiles = 0, num_progress = 0;
   for (const int64_t n : StepSizes(m)) {
     max_tiles =
         std::max(max_tiles, kernels::MaxExpertTiles(n, c.num_experts, c.num_experts_per_token));
+    num_progress =
+        std::max(num_progress, kernels::NumProgress(n, c.num_experts, c.num_experts_per_token));
   }
   carver.Take(w.plan.num_tiles, 1);
   carver.Take(w.plan.tiles, max_tiles);
   carver.Take(w.plan.pair_of, m * c.num_experts_per_token);
   carver.Take(w.plan.pair_weight, w.pair_rows);
+  carver.Take(w.plan.progress, num_progress);
   carver.Take(w.gathered, w.pair_rows * hidden);
   carver.Take(w.gathered_scales, w.pair_rows * hidden / 128);
   carver.Take(w.pairs, w.pair_rows * hidden);

@@ -563,15 +563,17 @@ class CudaModel final : public DeepSeekV4 {
                                 .y = ws_->pairs + outputs_.begin[rank()],
                                 .y_stride = c_.hidden_size};
     if (step.recorder != nullptr) step.recorder->OnOperator("experts", layer_);
-    if (p.intermediate > 0) kernels::LaunchGateUp(p, *step.stream);
-    CompleteTiles(step, "intermediates of all ranks", t, intermediate_, /*pairs=*/true);
-    p.hidden = outputs_.count(rank());
-    p.intermediate = c_.moe_intermediate_size;
-    p.t = t;
-    if (collectives_ != nullptr && step.recorder != nullptr) {
-      step.recorder->OnOperator("experts, down", layer_);
+    if (collectives_ == nullptr) {
+      kernels::Launch(p, *step.stream);
+    } else {
+      if (p.intermediate > 0) kernels::LaunchGateUp(p, *step.stream);
+      CompleteTiles(step, "intermediates of all ranks", t, intermediate_, /*pairs=*/true);
+      p.hidden = outputs_.count(rank());
+      p.intermediate = c_.moe_intermediate_size;
+      p.t = t;
+      if (step.recorder != nullptr) step.recorder->OnOperator("experts, down", layer_);
+      if (p.hidden > 0) kernels::LaunchDown(p, *step.stream);
     }
-    if (p.hidden > 0) kernels::LaunchDown(p, *step.stream);
     if (options_.sync_operators) LogFault(step, "experts");
   }
 

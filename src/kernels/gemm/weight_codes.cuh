@@ -20,11 +20,19 @@ __device__ inline uint32_t WidenFp8(uint32_t word, __nv_bfloat162 scale) {
   return *reinterpret_cast<const uint32_t*>(&value);
 }
 
+// Bytes of {low, high} named by the four low nibbles of `nibbles`, below 8 each. As an instruction:
+// of __byte_perm's arguments the compiler makes more of them than it takes.
+__device__ inline uint32_t SelectBytes(uint32_t low, uint32_t high, uint32_t nibbles) {
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(nibbles));
+  return bytes;
+}
+
 // Eight FP4 codes of a kFp4 tile to two registers of e4m3 codes.
 __device__ inline void ExpandFp4(uint32_t word, uint32_t& first, uint32_t& second) {
   const uint32_t magnitudes = word & 0x77777777u;
-  first = __byte_perm(0x3c383000u, 0x4c484440u, magnitudes) | (word & 0x80808080u);
-  second = __byte_perm(0x3c383000u, 0x4c484440u, magnitudes >> 16) | ((word << 4) & 0x80808080u);
+  first = SelectBytes(0x3c383000u, 0x4c484440u, magnitudes) | (word & 0x80808080u);
+  second = SelectBytes(0x3c383000u, 0x4c484440u, magnitudes >> 16) | ((word << 4) & 0x80808080u);
 }
 
 }  // namespace fathom::kernels

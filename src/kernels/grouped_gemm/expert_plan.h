@@ -24,6 +24,8 @@ struct ExpertPlan {
   ExpertTile* tiles = nullptr;   // [MaxExpertTiles]
   int32_t* pair_of = nullptr;    // [num_tokens, k]: the row of each choice
   float* pair_weight = nullptr;  // [rows]; 1 for the shared expert
+  // [NumProgress], zero: how far a step of decodes has come (experts_stream_cuda.h).
+  int32_t* progress = nullptr;
 };
 
 inline constexpr int kDirectTokens = 8;  // up to here nothing is gathered
@@ -33,12 +35,22 @@ inline constexpr int kLargeExpertTokens = 513;  // from here on, and for prefill
 // Tokens of a tile, by the number of tokens in the step.
 constexpr int ExpertTileRows(int64_t num_tokens, bool prefill = false) {
   if (prefill || num_tokens >= kLargeExpertTokens) return 256;
-  return num_tokens <= 64 ? 8 : num_tokens <= 192 ? 16 : 32;
+  return num_tokens <= 192 ? 8 : 16;
 }
 constexpr int64_t MaxExpertTiles(int64_t num_tokens, int num_experts, int num_chosen) {
   const int64_t pairs = num_tokens * num_chosen;
   const int64_t experts = pairs < num_experts ? pairs : num_experts;
   return num_tokens <= kDirectTokens ? experts : experts + pairs / ExpertTileRows(num_tokens);
+}
+// Likewise of the shared expert, which has all tokens; as many tiles as that makes.
+constexpr int SharedTileRows(int64_t num_tokens) { return 2 * ExpertTileRows(num_tokens); }
+constexpr int NumSharedTiles(int64_t num_tokens) {
+  return static_cast<int>((num_tokens + SharedTileRows(num_tokens) - 1) /
+                          SharedTileRows(num_tokens));
+}
+// Counters of a step: of items, and for each tile, the shared expert's first.
+constexpr int64_t NumProgress(int64_t num_tokens, int num_experts, int num_chosen) {
+  return 1 + NumSharedTiles(num_tokens) + MaxExpertTiles(num_tokens, num_experts, num_chosen);
 }
 // Rows of the intermediate activations for a step of num_tokens, what a tile may overrun included.
 constexpr int64_t MaxPairRows(int64_t num_tokens, int num_experts, int num_chosen) {

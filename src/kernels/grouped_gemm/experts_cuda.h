@@ -1,8 +1,8 @@
 // The experts on a GPU: grouped_gemm.h for official numerics. Routed experts are FP4 or FP8, the
 // shared one FP8; the intermediate activations go from the first product to the second as FP8.
 // The outputs stay apart, a row for each pair: whoever reads y adds them up in order of expert id
-// (hyper_connection_cuda.h). A launch for each product, of all its rows or of a rank's own: a row's
-// sums are the same.
+// (hyper_connection_cuda.h). Products may have all of their rows or a rank's own: a row's sums are
+// the same, in one launch or two.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +44,9 @@ struct CudaExpertParams {
   __nv_bfloat16* y = nullptr;  // [MaxPairRows, H]
   int64_t y_stride = 0;        // from pair to pair
 };
+
+// Both products, of all rows.
+void Launch(const CudaExpertParams& params, device::Stream& stream);
 
 void LaunchGateUp(const CudaExpertParams& params, device::Stream& stream);
 // When t is all there.

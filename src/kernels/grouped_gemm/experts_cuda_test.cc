@@ -141,10 +141,10 @@ class ExpertsCudaTest : public CudaTest {
     std::vector<float> weights, scores;
     std::vector<BFloat16> y;  // rows of pairs
   };
-  // x [tokens, hidden] and its FP8 form.
+  // x [tokens, hidden] and its FP8 form. apart: a launch for each product.
   GpuOutput RunOnGpu(const Sizes& s, const GpuLayer& layer, const std::vector<BFloat16>& x,
                      const HostFp8Tiles& x_tiles, const std::vector<int32_t>& token_ids,
-                     bool prefill) {
+                     bool prefill, bool apart = false) {
     const size_t kept = kept_.size();
     const auto tokens = static_cast<int64_t>(token_ids.size());
     const int64_t pairs = tokens * s.num_chosen, rows = PaddedTokensOf(tokens);
@@ -156,7 +156,9 @@ class ExpertsCudaTest : public CudaTest {
         .tiles = KeepAs<ExpertTile>(Poisoned(MaxExpertTiles(tokens, s.num_experts, s.num_chosen) *
                                              int64_t{sizeof(ExpertTile)})),
         .pair_of = As<int32_t>(pair_of),
-        .pair_weight = KeepAs<float>(Poisoned(pair_rows * 4))};
+        .pair_weight = KeepAs<float>(Poisoned(pair_rows * 4)),
+        .progress =
+            KeepAs<int32_t>(Poisoned(NumProgress(tokens, s.num_experts, s.num_chosen) * 4))};
     const Fp8Tiles gpu_x{KeepAs<uint8_t>(Upload(x_tiles.codes)),
                          KeepAs<float>(Upload(x_tiles.scales)), rows / 8};
     const Fp8Tiles gathered{KeepAs<uint8_t>(Poisoned(pair_rows * s.hidden)),
@@ -205,8 +207,12 @@ class ExpertsCudaTest : public CudaTest {
               KeepAs<float>(Poisoned(pair_rows * s.intermediate / 32)), pair_rows / 8},
         .y = As<__nv_bfloat16>(y),
         .y_stride = s.hidden};
-    LaunchGateUp(experts, *gpu_stream_);
-    LaunchDown(experts, *gpu_stream_);
+    if (apart) {
+      LaunchGateUp(experts, *gpu_stream_);
+      LaunchDown(experts, *gpu_stream_);
+    } else {
+      Launch(experts, *gpu_stream_);
+    }
     GpuOutput out{Download<int32_t>(ids), Download<int32_t>(pair_of), Download<float>(weights),
                   Download<float>(scores), Download<BFloat16>(y)};
     kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(kept), kept_.end());
@@ -244,10 +250,16 @@ class ExpertsCudaTest : public CudaTest {
     std::vector<BFloat16> x_values = Rounded(x_tiles.values), expected(x_values.size());
     RunOnCpu(s, tokens, layer.experts, layer.shared, x_values, ids, weights, expected);
 
-    const GpuOutput gpu = RunOnGpu(s, UploadLayer(layer), x, x_tiles, token_ids, prefill);
+    const GpuLayer gpu_layer = UploadLayer(layer);
+    const GpuOutput gpu = RunOnGpu(s, gpu_layer, x, x_tiles, token_ids, prefill);
     EXPECT_EQ(gpu.ids, ids);
     ExpectWeights(s, tokens > kDirectTokens || prefill, gpu.scores, ids, weights, gpu.weights);
     ExpectOutputs(s, tokens, gpu.y, gpu.pair_of, expected);
+    const GpuOutput apart = RunOnGpu(s, gpu_layer, x, x_tiles, token_ids, prefill, /*apart=*/true);
+    for (int64_t t = 0; t < tokens; ++t) {
+      const auto rows = RowsOf(s, gpu, t), same = RowsOf(s, apart, t);
+      ASSERT_EQ(0, std::memcmp(rows.data(), same.data(), rows.size() * 2)) << "token " << t;
+    }
   }
 
   // The rows of a token: the shared expert's, then those of its pairs.

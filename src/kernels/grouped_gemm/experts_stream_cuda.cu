@@ -1,23 +1,22 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "kernels/gemm/weight_stream.cuh"
+#include "kernels/grouped_gemm/expert_stream.cuh"
 #include "kernels/grouped_gemm/experts_stream_cuda.h"
 #include "kernels/grouped_gemm/swiglu.cuh"
 
 namespace fathom::kernels {
 namespace {
 
-constexpr int kMultiprocessors = 132;
 constexpr int kSharedExpert = -1;  // as an expert's id
 
-// How items are dealt out to the clusters. An item is a tile of tokens times 128 rows (w2), or 128
-// columns of t (w1 and w3). First come the shared expert's items, in rounds. An FP8 item of it
-// takes as long as `weight` FP4 items: clusters without one in the last round take that many routed
-// items first; then these, too, go round.
+// How the first product's items are dealt out to the clusters: a tile of tokens times 128 columns
+// of t. First come the shared expert's, in rounds. An FP8 item takes as long as `weight` FP4 items:
+// clusters without one in the last round take that many routed items first; then these, too, go
+// round.
 struct Deal {
-  int items_of_tile;
-  int num_shared;  // items
+  int items_of_tile;  // 0: not this launch's product
+  int num_shared;     // items
   int num_clusters;
   int weight;
 
@@ -34,57 +33,98 @@ struct Deal {
     if (j < weight) return j * idle + cluster - busy();
     return weight * idle + (j - weight) * num_clusters + cluster;
   }
-  __device__ int NumRouted(int cluster, int num_tiles) const {
-    const int items = num_tiles * items_of_tile;
-    int count = max(0, items - weight * (num_clusters - busy())) / num_clusters;
-    while (Routed(cluster, count) < items) ++count;
-    return count;
-  }
 };
 
-// kGateUp: block `rank` of a cluster of two takes 64 of the 128 columns of t, w1's rows with one
-// warpgroup and w3's with the other. Else: 128 rows of w2.
-template <bool kGateUp, int kN>
-struct ExpertItems {
-  const CudaExpertParams& p;
-  const ExpertScope& scope;
-  const Deal& deal;
-  int cluster, rank;
+// What a launch computes.
+struct Work {
+  bool gate_up, down;             // which of the products
+  int shared_rows, shared_tiles;  // tokens of a tile of the shared expert; tiles
+  int max_tiles;                  // of all experts
+  bool plan_is_early;             // complete before the launch's predecessor began
+  Deal deal;
+};
 
-  __device__ int known() const {
-    const int shared = deal.NumShared(cluster);
-    return scope.routed && scope.plan_is_early ? count() : shared;
-  }
-  __device__ int count() const {
-    const int shared = deal.NumShared(cluster);
-    return shared + (scope.routed ? deal.NumRouted(cluster, *p.plan.num_tiles) : 0);
+// The items of a block, as warp 16 asks for them: first its cluster's of the first product, then
+// whatever of the second nobody has taken. Block `rank` of a cluster of two has 64 of the 128
+// columns of t, w1's rows and w3's; of the second product, where blocks go their own ways, an item
+// is 128 rows of w2.
+class ExpertItems {
+ public:
+  __device__ ExpertItems(const CudaExpertParams& p, const Work& work)
+      : p_(p),
+        work_(work),
+        cluster_(static_cast<int>(blockIdx.x) / 2),
+        rank_(static_cast<int>(blockIdx.x) % 2),
+        num_shared_(work.deal.NumShared(cluster_)) {}
+
+  __device__ ExpertItem operator()() {
+    const int i = next_++;
+    if (i < num_shared_) {
+      const int item = cluster_ + i * work_.deal.num_clusters;
+      return GateUp(item / work_.deal.items_of_tile, item % work_.deal.items_of_tile);
+    }
+    const int item = work_.deal.num_shared + work_.deal.Routed(cluster_, i - num_shared_);
+    if (num_tiles_ < 0) ReadPlan(item);
+    if (item < num_tiles_ * work_.deal.items_of_tile) {
+      return GateUp(item / work_.deal.items_of_tile, item % work_.deal.items_of_tile);
+    }
+    if (!work_.down) return {};
+    const int mine = taken_ < 0 ? TakeNext() : taken_;
+    const auto parts = static_cast<int>(p_.hidden / 128);
+    if (mine >= num_tiles_ * parts) return {};
+    taken_ = TakeNext();  // while this one is fetched
+    return Down(mine / parts, mine % parts);
   }
 
-  __device__ StreamItem operator()(int i) const {
-    const int shared = deal.NumShared(cluster);
-    const int item =
-        i < shared ? cluster + i * deal.num_clusters : deal.Routed(cluster, i - shared);
-    const int part = item % deal.items_of_tile;
-    const ExpertTile tile = i < shared ? SharedTile(item / deal.items_of_tile)
-                                       : p.plan.tiles[item / deal.items_of_tile];
-    return kGateUp ? GateUp(tile, part) : Down(tile, part);
+ private:
+  __device__ void ReadPlan(int first_item) {
+    if (!work_.plan_is_early) {
+      PrefetchShared();
+      WaitForPredecessor();
+    }
+    // Both loads at once, should this block have the item.
+    if (work_.gate_up) Tile(min(first_item / work_.deal.items_of_tile, work_.max_tiles - 1));
+    num_tiles_ = work_.shared_tiles + *p_.plan.num_tiles;
   }
 
-  __device__ ExpertTile SharedTile(int tile) const {
-    const int group = tile * kN / 8;
-    return {kSharedExpert, group, group,
-            static_cast<int>(min(int64_t{kN}, p.num_tokens - tile * kN))};
+  // While the plan is made the memory has nothing to do: clusters that cannot begin bring the
+  // shared expert's weights to the second-level cache, a part each.
+  __device__ void PrefetchShared() const {
+    const int blocks = 2 * (work_.deal.num_clusters - work_.deal.busy());
+    const int block = 2 * (cluster_ - work_.deal.busy()) + rank_;
+    if (num_shared_ != 0 || blocks == 0) return;
+    const int64_t matrix = p_.hidden / 128 * (p_.intermediate / 64);  // tiles
+    for (int64_t i = block + int64_t{blocks} * (threadIdx.x % 32);
+         i < (work_.down ? 3 : 2) * matrix; i += int64_t{blocks} * 32) {
+      PrefetchToL2(i < 2 * matrix
+                       ? p_.shared.gate_up + i * TileMatrixBytes(TileKind::kFp8)
+                       : p_.shared.down + (i - 2 * matrix) * TileMatrixBytes(TileKind::kFp8),
+                   TileMatrixBytes(TileKind::kFp8));
+    }
   }
 
-  __device__ StreamItem Make(const ExpertTile& tile, const ExpertTiles& w, const std::byte* tiles,
+  __device__ int TakeNext() const {
+    int item = 0;
+    if (threadIdx.x % 32 == 0) item = atomicAdd(p_.plan.progress, 1);
+    return __shfl_sync(0xffffffffu, item, 0);
+  }
+
+  __device__ const ExpertTile& Tile(int index) {
+    if (index == tile_index_) return tile_;
+    tile_index_ = index;
+    if (index >= work_.shared_tiles) return tile_ = p_.plan.tiles[index - work_.shared_tiles];
+    const int first = index * work_.shared_rows;
+    return tile_ = {kSharedExpert, first / 8, first / 8,
+                    static_cast<int>(min(int64_t{work_.shared_rows}, p_.num_tokens - first))};
+  }
+  __device__ ExpertItem Make(const ExpertTile& tile, const ExpertTiles& w, const std::byte* tiles,
                              const uint8_t* scales, int64_t rows, int64_t cols, int row_tile,
-                             int row_tiles_apart, const Fp8Tiles& x, int x_group, int part) const {
+                             int row_tiles_apart, const Fp8Tiles& x, int x_group) const {
     const int64_t col_blocks = cols / 128, row_tile_bytes = col_blocks * TileMatrixBytes(w.kind);
     const int64_t expert = max(tile.expert, 0);
-    return {.info = {.kind = w.kind,
-                     .num_blocks = static_cast<int>(col_blocks),
-                     .num_tokens = tile.num_rows,
-                     .place = {part, tile.pair_group, tile.expert}},
+    return {.kind = w.kind,
+            .num_blocks = static_cast<int>(col_blocks),
+            .num_tokens = tile.num_rows,
             .weights = tiles + (expert * (rows / 64) + row_tile) * row_tile_bytes,
             .row_tile_bytes = row_tiles_apart * row_tile_bytes,
             .scales = w.kind == TileKind::kFp4
@@ -92,182 +132,212 @@ struct ExpertItems {
                           : scales + (expert * (rows / 128) + row_tile / 2) * col_blocks,
             .scales_stride = row_tiles_apart / 2 * col_blocks,
             .x = reinterpret_cast<const std::byte*>(x.codes) + int64_t{x_group} * kTileBytes,
-            .x_scales = x.scales + x_group * 8,
             .x_block_bytes = x.row_groups * kTileBytes,
-            .x_scales_stride = x.row_groups * 8};
+            .x_scales = x.scales + x_group * 8,
+            .x_scales_stride = x.row_groups * 8,
+            .pair_group = tile.pair_group,
+            .expert = tile.expert};
   }
-  __device__ StreamItem GateUp(const ExpertTile& tile, int part) const {
+  __device__ ExpertItem GateUp(int index, int part) {
+    const ExpertTile& tile = Tile(index);
     const bool routed = tile.expert != kSharedExpert;
-    const ExpertTiles& w = routed ? p.routed : p.shared;
-    const Fp8Tiles& x = routed && p.num_tokens > kDirectTokens ? p.gathered : p.x;
-    return Make(tile, w, w.gate_up, w.gate_up_scales, 2 * p.intermediate, p.hidden, part * 4 + rank,
-                2, x, tile.x_group, part);
+    const ExpertTiles& w = routed ? p_.routed : p_.shared;
+    const Fp8Tiles& x = routed && p_.num_tokens > kDirectTokens ? p_.gathered : p_.x;
+    ExpertItem item = Make(tile, w, w.gate_up, w.gate_up_scales, 2 * p_.intermediate, p_.hidden,
+                           part * 4 + rank_, 2, x, tile.x_group);
+    item.part = part, item.tile = index, item.is_down = false;
+    return item;
   }
-  __device__ StreamItem Down(const ExpertTile& tile, int part) const {
-    const ExpertTiles& w = tile.expert != kSharedExpert ? p.routed : p.shared;
-    return Make(tile, w, w.down, w.down_scales, p.hidden, p.intermediate, part * 2, 1, p.t,
-                tile.pair_group, part);
+  __device__ ExpertItem Down(int index, int part) {
+    const ExpertTile& tile = Tile(index);
+    const ExpertTiles& w = tile.expert != kSharedExpert ? p_.routed : p_.shared;
+    ExpertItem item = Make(tile, w, w.down, w.down_scales, p_.hidden, p_.intermediate, part * 2, 1,
+                           p_.t, tile.pair_group);
+    item.part = part, item.tile = index, item.is_down = true;
+    item.ready = work_.gate_up ? p_.plan.progress + 1 + index : nullptr;
+    item.ready_at = work_.deal.items_of_tile * 4;  // each of two warps of two blocks adds one
+    return item;
   }
+
+  const CudaExpertParams& p_;
+  const Work& work_;
+  const int cluster_, rank_, num_shared_;
+  int next_ = 0;
+  int num_tiles_ = -1;  // not known yet
+  int taken_ = -1;      // of the second product: none yet
+  int tile_index_ = -1;
+  ExpertTile tile_;  // that one
 };
 
 // What the two blocks of a cluster tell each other: the largest magnitude of each token's 64
 // columns, for two items in turn.
-template <int kN>
+template <int kTokens>
 struct Largest {
-  float of[2][2][kN];  // [item][rank][token]
+  float of[2][2][kTokens];  // [item][rank][token]
   uint64_t full[2];
 };
 
-// t = b(weight * silu(gate) * up) of this block's 64 columns, as FP8: one warp a row.
-template <typename Stream, int kN>
-class IntermediateWriter {
+// The first product's sums become t = b(weight * silu(gate) * up) of this block's 64 columns, as
+// FP8; the second one's rows of y. Two warps, every second token each.
+template <typename Stream>
+class ExpertWriter {
  public:
-  static constexpr int kEach = (kN + Stream::kWarps - 1) / Stream::kWarps;  // rows of a warp
+  static constexpr int kTokens = Stream::kFp8Tokens;
 
-  __device__ IntermediateWriter(const CudaExpertParams& p, const Stream& stream,
-                                Largest<kN>& largest, int rank)
-      : p_(p), stream_(stream), largest_(largest), rank_(rank) {}
+  __device__ ExpertWriter(const CudaExpertParams& p, Largest<kTokens>& largest)
+      : p_(p), largest_(largest), rank_(static_cast<int>(blockIdx.x) % 2) {}
 
-  __device__ void Begin(const StreamInfo& info) {
-#pragma unroll
-    for (int k = 0; k < kEach; ++k) {
-      const int row = warp() + k * Stream::kWarps;
-      const bool weighted = info.place[2] != kSharedExpert && row < info.num_tokens;
-      weight_[k] = weighted ? p_.plan.pair_weight[info.place[1] * 8 + row] : 1.0f;
+  __device__ void Begin(const ExpertItem& item) {
+    const bool weighted = !item.is_down && item.expert != kSharedExpert && lane() < item.num_tokens;
+    weight_ = weighted ? p_.plan.pair_weight[item.pair_group * 8 + lane()] : 1.0f;
+  }
+  __device__ void Finish(const ExpertItem& item, typename Stream::Inbox& inbox) {
+    item.is_down ? WriteOutputs(item, inbox) : WriteIntermediate(item, inbox);
+  }
+
+ private:
+  __device__ static int warp() { return static_cast<int>(threadIdx.x) / 32 % 2; }
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+
+  __device__ void WriteOutputs(const ExpertItem& item, const typename Stream::Inbox& inbox) const {
+    const int column = 4 * lane();
+    for (int token = warp(); token < item.num_tokens; token += 2) {
+      const float2 a = Stream::Sum(inbox, token, column), b = Stream::Sum(inbox, token, column + 2);
+      const int64_t pair = int64_t{item.pair_group} * 8 + token;
+      *reinterpret_cast<uint2*>(p_.y + pair * p_.y_stride + item.part * 128 + column) = {
+          PackBf16(a.x, a.y), PackBf16(b.x, b.y)};
     }
   }
 
-  __device__ void Finish(const StreamInfo& info, const float (*inbox)[Stream::kRows]) {
+  __device__ void WriteIntermediate(const ExpertItem& item, typename Stream::Inbox& inbox) {
     auto& largest = largest_.of[items_ & 1];
     uint64_t* const full = &largest_.full[items_ & 1];
-    float2 v[kEach];
-#pragma unroll
-    for (int k = 0; k < kEach; ++k) {
-      const int row = warp() + k * Stream::kWarps;
-      if (row >= info.num_tokens) continue;
-      const float2 gate = stream_.Sum2(inbox, row, 2 * lane());
-      const float2 up = stream_.Sum2(inbox, row, 64 + 2 * lane());
-      v[k] = {Intermediate(gate.x, up.x, weight_[k], p_.swiglu_limit),
-              Intermediate(gate.y, up.y, weight_[k], p_.swiglu_limit)};
-      const float max = WarpMax(fmaxf(fabsf(v[k].x), fabsf(v[k].y)));
-      if (lane() < 2) StoreToBlock(&largest[rank_][row], static_cast<uint32_t>(lane()), max);
+#pragma unroll 2
+    for (int token = warp(); token < item.num_tokens; token += 2) {
+      const float weight = __shfl_sync(0xffffffffu, weight_, token);
+      const float2 gate = Stream::Sum(inbox, token, 2 * lane());
+      const float2 up = Stream::Sum(inbox, token, 64 + 2 * lane());
+      const float2 v{Intermediate(gate.x, up.x, weight, p_.swiglu_limit),
+                     Intermediate(gate.y, up.y, weight, p_.swiglu_limit)};
+      *Value(inbox, token) = v;
+      const float max = WarpMax(fmaxf(fabsf(v.x), fabsf(v.y)));
+      if (lane() < 2) StoreToBlock(&largest[rank_][token], static_cast<uint32_t>(lane()), max);
     }
     __syncwarp();
     if (lane() < 2) BarrierArriveAt(full, static_cast<uint32_t>(lane()));
     BarrierWaitCluster(full, items_ / 2 & 1);
     ++items_;
-    const int column = info.place[0] * 128 + rank_ * 64 + 2 * lane();
-#pragma unroll
-    for (int k = 0; k < kEach; ++k) {
-      const int row = warp() + k * Stream::kWarps;
-      if (row >= info.num_tokens) continue;
-      const uint32_t scale = Fp8Scale(fmaxf(largest[0][row], largest[1][row]));
+    const int column = item.part * 128 + rank_ * 64 + 2 * lane();
+#pragma unroll 2
+    for (int token = warp(); token < item.num_tokens; token += 2) {
+      const uint32_t scale = Fp8Scale(fmaxf(largest[0][token], largest[1][token]));
       const float inverse = Ue8m0Inverse(scale);
-      const int64_t pair = int64_t{info.place[1]} * 8 + row;
+      const float2 v = *Value(inbox, token);
+      const int64_t pair = int64_t{item.pair_group} * 8 + token;
       *reinterpret_cast<uint16_t*>(p_.t.codes + Fp8TileOffset(pair, column, p_.t.row_groups)) =
-          static_cast<uint16_t>(Fp8Codes(v[k].x * inverse, v[k].y * inverse));
+          static_cast<uint16_t>(Fp8Codes(v.x * inverse, v.y * inverse));
       if (lane() == 0 && rank_ == 0) {
-        p_.t.scales[info.place[0] * p_.t.row_groups * 8 + pair] = Ue8m0Value(scale);
+        p_.t.scales[item.part * p_.t.row_groups * 8 + pair] = Ue8m0Value(scale);
       }
     }
+    FenceAsyncProxy();
+    __syncwarp();
+    if (lane() == 0) ReleaseAdd(p_.plan.progress + 1 + item.tile, 1);
   }
-
- private:
-  __device__ static int warp() { return static_cast<int>(threadIdx.x) / 32; }
-  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  // What this thread keeps there of its own sums.
+  __device__ static float2* Value(typename Stream::Inbox& inbox, int token) {
+    return reinterpret_cast<float2*>(&inbox[0][token][2 * lane()]);
+  }
 
   const CudaExpertParams& p_;
-  const Stream& stream_;
-  Largest<kN>& largest_;
+  Largest<kTokens>& largest_;
   const int rank_;
-  int items_ = 0;
-  float weight_[kEach];
+  int items_ = 0;     // of the first product, so far
+  float weight_ = 1;  // of the token that is this lane's number
 };
 
-// Rows of y: 128 columns of each pair.
-template <typename Stream>
-struct OutputWriter {
-  const CudaExpertParams& p;
-  const Stream& stream;
-
-  __device__ void Begin(const StreamInfo&) const {}
-  __device__ void Finish(const StreamInfo& info, const float (*inbox)[Stream::kRows]) const {
-    const int column = static_cast<int>(threadIdx.x) % 64 * 2;
-    for (int row = static_cast<int>(threadIdx.x) / 64; row < info.num_tokens;
-         row += Stream::kConsumers / 64) {
-      const int64_t pair = int64_t{info.place[1]} * 8 + row;
-      *reinterpret_cast<__nv_bfloat162*>(p.y + pair * p.y_stride + info.place[0] * 128 + column) =
-          __float22bfloat162_rn(stream.Sum2(inbox, row, column));
-    }
-  }
-};
-
-// Expanding FP4 keeps all warps of a multiprocessor busy.
-template <bool kGateUp, int kN, int kStages>
-__global__ void __launch_bounds__(544, 1)
+template <int kN, int kStages>
+__global__ void __launch_bounds__((ExpertStream<kN, kStages>::kThreads), 1)
     ExpertStreamKernel(const __grid_constant__ CudaExpertParams p,
-                       const __grid_constant__ ExpertScope scope, const Deal deal) {
-  using Stream = WeightStream<kN, StreamFormat::kFp4, 2, 2, kStages>;
+                       const __grid_constant__ Work work) {
+  using Stream = ExpertStream<kN, kStages>;
   extern __shared__ __align__(1024) std::byte shared[];
-  __shared__ Largest<kN> largest;
-  constexpr int kCluster = kGateUp ? 2 : 1;
-  const int rank = static_cast<int>(blockIdx.x) % kCluster;
-  if (kGateUp && threadIdx.x == 0) {
-    for (auto& barrier : largest.full) BarrierInit(&barrier, 2 * Stream::kWarps);
+  __shared__ Largest<Stream::kFp8Tokens> largest;
+  if (threadIdx.x == 0) {
+    for (auto& barrier : largest.full) BarrierInit(&barrier, 2 * Stream::kWriterWarps);
   }
-  Stream stream(*reinterpret_cast<typename Stream::Shared*>(shared), 0, 1);
+  Stream stream(*reinterpret_cast<typename Stream::Shared*>(shared));
   stream.Init();
-  if (kGateUp) ClusterArrive();
-  const ExpertItems<kGateUp, kN> items{p, scope, deal, static_cast<int>(blockIdx.x) / kCluster,
-                                       rank};
-  if (threadIdx.x >= Stream::kConsumers) {
-    stream.Produce(items);
-    if (kGateUp) ClusterWait();
+  ClusterArrive();
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+  if (warp < 16) {
+    stream.Multiply();
+  } else if (warp == 16) {
+    stream.FetchWeights(ExpertItems(p, work));
+  } else if (warp == 17) {
+    WaitForPredecessor();
+    AllowSuccessor();
+    stream.FetchActivations();
+  } else {
+    WaitForPredecessor();
+    ClusterWait();  // the other block has made its barriers
+    stream.Write(ExpertWriter<Stream>(p, largest));
     return;
   }
-  if (scope.routed && !scope.plan_is_early) WaitForPredecessor();
-  if constexpr (kGateUp) {
-    ClusterWait();  // the other block has made its barriers
-    stream.Consume(items.count(), IntermediateWriter<Stream, kN>(p, stream, largest, rank));
-  } else {
-    stream.Consume(items.count(), OutputWriter<Stream>{p, stream});
-  }
+  ClusterWait();
 }
 
-template <bool kGateUp, int kN, int kStages>
-void Run(CudaExpertParams p, const ExpertScope& scope, device::Stream& stream) {
-  using Stream = WeightStream<kN, StreamFormat::kFp4, 2, 2, kStages>;
-  constexpr int kCluster = kGateUp ? 2 : 1;
-  const auto items_of_tile = static_cast<int>((kGateUp ? p.intermediate : p.hidden) / 128);
-  const int64_t tiles =
-      scope.num_shared_tiles +
-      (scope.routed ? MaxExpertTiles(p.num_tokens, p.num_experts, p.num_chosen) : 0);
-  Deal deal{.items_of_tile = items_of_tile,
-            .num_shared = scope.num_shared_tiles * items_of_tile,
-            .num_clusters = static_cast<int>(
-                std::min<int64_t>(kMultiprocessors / kCluster, tiles * items_of_tile)),
-            .weight = p.routed.kind == TileKind::kFp4 ? 2 : 1};
-  LaunchClusters(ExpertStreamKernel<kGateUp, kN, kStages>,
-                 static_cast<unsigned>(deal.num_clusters * kCluster), kCluster, Stream::kThreads,
-                 sizeof(typename Stream::Shared), stream, p, scope, deal);
+// Blocks wait for what others write: all of them must run at once.
+template <int kN, int kStages>
+int MaxClusters() {
+  using Stream = ExpertStream<kN, kStages>;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {2, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = 2;
+  config.blockDim = Stream::kThreads;
+  config.dynamicSmemBytes = sizeof(typename Stream::Shared);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  CHECK_EQ(cudaFuncSetAttribute(ExpertStreamKernel<kN, kStages>,
+                                cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                static_cast<int>(config.dynamicSmemBytes)),
+           cudaSuccess);
+  CHECK_EQ(cudaOccupancyMaxActiveClusters(&clusters, ExpertStreamKernel<kN, kStages>, &config),
+           cudaSuccess);
+  CHECK_GT(clusters, 0);
+  return clusters;
 }
 
-template <bool kGateUp>
-void RunRows(const CudaExpertParams& p, int tile_rows, const ExpertScope& scope,
-             device::Stream& stream) {
-  CHECK_LE(tile_rows, kMaxStreamRows);
-  tile_rows == 8 ? Run<kGateUp, 8, 5>(p, scope, stream) : Run<kGateUp, 16, 4>(p, scope, stream);
+template <int kN, int kStages>
+void Run(const CudaExpertParams& p, bool gate_up, bool down, device::Stream& stream) {
+  using Stream = ExpertStream<kN, kStages>;
+  static const int max_clusters = MaxClusters<kN, kStages>();
+  const int items_of_tile = gate_up ? static_cast<int>(p.intermediate / 128) : 0;
+  Work work{
+      .gate_up = gate_up,
+      .down = down,
+      .shared_rows = SharedTileRows(p.num_tokens),
+      .shared_tiles = NumSharedTiles(p.num_tokens),
+      .max_tiles = static_cast<int>(NumSharedTiles(p.num_tokens) +
+                                    MaxExpertTiles(p.num_tokens, p.num_experts, p.num_chosen)),
+      .plan_is_early = p.num_tokens > kDirectTokens || !gate_up,
+      .deal = {}};
+  work.deal = {.items_of_tile = items_of_tile,
+               .num_shared = work.shared_tiles * items_of_tile,
+               .num_clusters = max_clusters,
+               .weight = p.routed.kind == TileKind::kFp4 ? 2 : 1};
+  LaunchClusters(ExpertStreamKernel<kN, kStages>, static_cast<unsigned>(max_clusters * 2), 2,
+                 Stream::kThreads, sizeof(typename Stream::Shared), stream, p, work);
 }
 
 }  // namespace
 
-void LaunchGateUpStream(const CudaExpertParams& params, int tile_rows, const ExpertScope& scope,
-                        device::Stream& stream) {
-  RunRows<true>(params, tile_rows, scope, stream);
-}
-void LaunchDownStream(const CudaExpertParams& params, int tile_rows, const ExpertScope& scope,
-                      device::Stream& stream) {
-  RunRows<false>(params, tile_rows, scope, stream);
+void LaunchStream(const CudaExpertParams& p, bool gate_up, bool down, device::Stream& stream) {
+  ExpertTileRows(p.num_tokens) == 8 ? Run<8, 5>(p, gate_up, down, stream)
+                                    : Run<16, 3>(p, gate_up, down, stream);
 }
 
 }  // namespace fathom::kernels

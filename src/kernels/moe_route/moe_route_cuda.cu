@@ -151,6 +151,7 @@ __device__ void PlanDirect(const CudaMoeRouteParams& p, const LaneBias& bias, in
     }
     if (lane == 0) *p.plan.num_tiles = count;
     for (int row = lane; row < count * 8; row += 32) p.plan.pair_weight[8 + row] = 0;
+    for (int i = lane; i < 2 + count; i += 32) p.plan.progress[i] = 0;
   }
   __syncthreads();
   if (!is_pair) return;
@@ -288,7 +289,7 @@ __device__ int ExclusiveScan(int value, int& total) {
 __global__ void __launch_bounds__(kPlanThreads)
     PlanKernel(const __grid_constant__ CudaMoeRouteParams p, int shared_groups, int tile_rows) {
   constexpr int kWarps = kPlanThreads / 32;
-  __shared__ int count[kMaxExperts], first_row[kMaxExperts];
+  __shared__ int count[kMaxExperts], first_row[kMaxExperts], num_tiles;
   __shared__ uint16_t before[kWarps][kMaxExperts];  // an expert's pairs before the warp's next one
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int k = p.num_chosen;
@@ -339,9 +340,11 @@ __global__ void __launch_bounds__(kPlanThreads)
         p.plan.tiles[first + i] = {e, at, at, min(tile_rows, n - i * tile_rows)};
       }
     }
-    if (thread == 0) *p.plan.num_tiles = tiles;
+    if (thread == 0) *p.plan.num_tiles = num_tiles = tiles;
   }
   __syncthreads();
+  const int num_progress = 1 + NumSharedTiles(p.num_tokens) + num_tiles;
+  for (int i = thread; i < num_progress; i += kPlanThreads) p.plan.progress[i] = 0;
   each_pair([&](int64_t i, int e, int n) {
     const int row = e < 0 ? 0 : first_row[e] + n;
     p.plan.pair_of[i] = row;

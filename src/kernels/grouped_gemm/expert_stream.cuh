@@ -1,0 +1,315 @@
+// The experts of a step of decodes on sm_90a, where reading weights is all the work: one launch,
+// one block a multiprocessor. A block takes items, one after another, and streams their weights
+// through one ring in shared memory without a pause between items or between the two products.
+//
+// An item is 128 rows of weights (two row tiles) times a tile of up to kN tokens, FP8 twice as
+// many. Who does what:
+//   4 warpgroups  multiply: two for each row tile, taking turns by column blocks;
+//   warp 16       deals the items out and fetches their weights as far ahead as the ring allows;
+//   warp 17       fetches the rest, activations and FP8 scales, as soon as they are complete;
+//   warps 18, 19  add up the two halves of an item's sums and write what becomes of them, while
+//                 the others are at the next item.
+#pragma once
+
+#include "kernels/gemm/stream_products.cuh"
+#include "kernels/gemm/weight_tiles.h"
+#include "kernels/grouped_gemm/fp4_products.cuh"
+#include "kernels/launch.cuh"
+#include "kernels/quantize/quantize.cuh"
+#include "kernels/sm90.cuh"
+
+namespace fathom::kernels {
+
+// Counters in device memory by which blocks tell each other what is complete. What a thread wrote
+// before it adds is visible to who then finds the sum; ReleaseAdd by one lane speaks for what its
+// warp wrote before a __syncwarp().
+__device__ inline void ReleaseAdd(int32_t* counter, int32_t value) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
+}
+__device__ inline int32_t AcquireLoad(const int32_t* counter) {
+  int32_t value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
+// Between stores to device memory and bulk copies of it within one launch.
+__device__ inline void FenceAsyncProxy() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+__device__ inline void PrefetchToL2(const void* global, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
+// Uniform over the block.
+struct ExpertItem {
+  TileKind kind = TileKind::kFp4;
+  int num_blocks = 0;  // column blocks; 0: there are no more items
+  int num_tokens = 0;
+  // Of weights: of the first row tile, and how far the second one is.
+  const std::byte* weights = nullptr;
+  int64_t row_tile_bytes = 0;
+  const uint8_t* scales = nullptr;  // FP8: likewise
+  int64_t scales_stride = 0;
+  // Of activations: at the first column block, and how far the next one is.
+  const std::byte* x = nullptr;
+  int64_t x_block_bytes = 0;
+  const float* x_scales = nullptr;
+  int64_t x_scales_stride = 0;  // floats
+  // The activations are complete when this counter has come to `ready_at`; null: from the start.
+  const int32_t* ready = nullptr;
+  int32_t ready_at = 0;
+  // What is written, and where.
+  bool is_down = false;  // of the second product
+  int part = 0, pair_group = 0, expert = 0, tile = 0;
+};
+
+template <int kN, int kStages>
+class ExpertStream {
+ public:
+  static constexpr int kFp8Tokens = 2 * kN;
+  static constexpr int kFp4Blocks = 4, kFp8Blocks = 2;  // column blocks of a stage
+  static constexpr int kRows = 128;
+  static constexpr int kConsumers = 512;
+  static constexpr int kWriterWarps = 2;
+  static constexpr int kThreads = kConsumers + 64 + kWriterWarps * 32;
+  static constexpr int kWeightBytes = 2 * kFp4Blocks * 4352;
+  static constexpr int kXScales = 4 * kN;  // of either kind
+  static constexpr int kXBytes = kXScales * 128;
+  static constexpr int kItems = kStages + 6;   // more than a block has at hand
+  static constexpr int kInboxRow = kRows + 4;  // without bank conflicts
+
+  struct Shared {
+    alignas(1024) std::byte x[kStages][kXBytes];
+    alignas(1024) std::byte weights[kStages][kWeightBytes];
+    alignas(16) float x_scales[kStages][kXScales];
+    float weight_scales[kStages][kFp8Blocks][2];  // of each row tile
+    // For two items in turn: sums of each half of the column blocks.
+    alignas(16) float inbox[2][2][kFp8Tokens][kInboxRow];
+    ExpertItem items[kItems];
+    uint64_t item_full[kItems];
+    uint64_t full[kStages], empty[kStages], inbox_full[2], inbox_empty[2];
+  };
+
+  __device__ explicit ExpertStream(Shared& shared) : s_(shared) {}
+
+  // All threads, once, before anything else.
+  __device__ void Init() {
+    if (threadIdx.x == 0) {
+      for (auto& barrier : s_.item_full) BarrierInit(&barrier, 1);
+      for (int i = 0; i < kStages; ++i) {
+        BarrierInit(&s_.full[i], 2);
+        BarrierInit(&s_.empty[i], kConsumers / 32);
+      }
+      for (int i = 0; i < 2; ++i) {
+        BarrierInit(&s_.inbox_full[i], kConsumers / 32);
+        BarrierInit(&s_.inbox_empty[i], kWriterWarps);
+      }
+      BarrierInitFence();
+    }
+    __syncthreads();
+  }
+
+  // Warp 16. next(): this block's next item.
+  template <typename Next>
+  __device__ void FetchWeights(Next next) {
+    Place stage;
+    for (int i = 0;; ++i) {
+      const ExpertItem item = next();
+      if (lane() == 0) {
+        s_.items[i % kItems] = item;
+        BarrierArrive(&s_.item_full[i % kItems]);
+      }
+      if (item.num_blocks == 0) return;
+      const int full = BlocksOf(item.kind);
+      const auto block_bytes = static_cast<uint32_t>(TileMatrixBytes(item.kind));
+      const std::byte* from = item.weights + lane() * item.row_tile_bytes;
+      for (int block = 0; block < item.num_blocks; block += full) {
+        const uint32_t bytes =
+            static_cast<uint32_t>(min(full, item.num_blocks - block)) * block_bytes;
+        if (!stage.first_round) BarrierWait(&s_.empty[stage.index], stage.parity ^ 1);
+        if (lane() == 0) BarrierExpectBytes(&s_.full[stage.index], 2 * bytes);
+        __syncwarp();
+        if (lane() < 2) {
+          BulkCopy(s_.weights[stage.index] + lane() * full * block_bytes, from, bytes,
+                   &s_.full[stage.index]);
+          from += bytes;
+        }
+        stage.Next();
+      }
+    }
+  }
+
+  // Warp 17.
+  __device__ void FetchActivations() {
+    Place stage;
+    for (int i = 0;; ++i) {
+      const ExpertItem& item = Take(i);
+      if (item.num_blocks == 0) return;
+      if (item.ready != nullptr) AwaitCounter(item.ready, item.ready_at);
+      const int full = BlocksOf(item.kind), tokens = item.kind == TileKind::kFp4 ? kN : kFp8Tokens;
+      // Lanes 0, 1, …: activations of a block; from 16 on: their scales.
+      const bool is_scale = lane() >= 16;
+      const int mine = lane() % 16;
+      const int64_t step = is_scale ? item.x_scales_stride * 4 : item.x_block_bytes;
+      const std::byte* from =
+          (is_scale ? reinterpret_cast<const std::byte*>(item.x_scales) : item.x) + mine * step;
+      const int bytes = tokens * (is_scale ? 4 : 128);
+      for (int block = 0; block < item.num_blocks; block += full) {
+        const int blocks = min(full, item.num_blocks - block);
+        if (!stage.first_round) BarrierWait(&s_.empty[stage.index], stage.parity ^ 1);
+        WriteScales(item, block, blocks, stage.index);
+        if (lane() == 0) {
+          BarrierExpectBytes(&s_.full[stage.index],
+                             static_cast<uint32_t>(blocks * tokens * (128 + 4)));
+        }
+        __syncwarp();
+        if (mine < blocks) {
+          std::byte* const to =
+              is_scale ? reinterpret_cast<std::byte*>(s_.x_scales[stage.index]) : s_.x[stage.index];
+          BulkCopy(to + mine * bytes, from, static_cast<uint32_t>(bytes), &s_.full[stage.index]);
+          from += full * step;
+        }
+        stage.Next();
+      }
+    }
+  }
+
+  // Warps 0 to 15.
+  __device__ void Multiply() {
+    Place stage;
+    for (int i = 0;; ++i) {
+      const ExpertItem& item = Take(i);
+      // The compiler is to know that all threads take the same way.
+      const int num_blocks = __shfl_sync(0xffffffffu, item.num_blocks, 0);
+      if (num_blocks == 0) return;
+      const int kind = __shfl_sync(0xffffffffu, static_cast<int>(item.kind), 0);
+      if (kind == static_cast<int>(TileKind::kFp4)) {
+        MultiplyItem<TileKind::kFp4>(stage, num_blocks, item.num_tokens, i);
+      } else {
+        MultiplyItem<TileKind::kFp8>(stage, num_blocks, item.num_tokens, i);
+      }
+    }
+  }
+
+  // Warps 18 and 19, for each item: writer.Begin(item) before its sums are there,
+  // writer.Finish(item, inbox) when they are.
+  template <typename Writer>
+  __device__ void Write(Writer writer) {
+    for (int i = 0;; ++i) {
+      const ExpertItem& item = Take(i);
+      if (item.num_blocks == 0) return;
+      writer.Begin(item);
+      BarrierWait(&s_.inbox_full[i & 1], (i / 2) & 1);
+      writer.Finish(item, s_.inbox[i & 1]);
+      __syncwarp();
+      if (lane() == 0) BarrierArrive(&s_.inbox_empty[i & 1]);
+    }
+  }
+
+  using Inbox = float[2][kFp8Tokens][kInboxRow];
+  // Of a token and two rows of weights.
+  __device__ static float2 Sum(const Inbox& inbox, int token, int row) {
+    const float2 a = *reinterpret_cast<const float2*>(&inbox[0][token][row]);
+    const float2 b = *reinterpret_cast<const float2*>(&inbox[1][token][row]);
+    return {a.x + b.x, a.y + b.y};
+  }
+
+ private:
+  // A stage of the ring, as a warp goes round it.
+  struct Place {
+    int index = 0;
+    uint32_t parity = 0;
+    bool first_round = true;
+    __device__ void Next() {
+      if (++index == kStages) index = 0, parity ^= 1, first_round = false;
+    }
+  };
+
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ static int warpgroup() { return static_cast<int>(threadIdx.x) / 128; }
+  __device__ static int tile() { return warpgroup() % 2; }
+  __device__ static int half() { return warpgroup() / 2; }
+  __device__ static int BlocksOf(TileKind kind) {
+    return kind == TileKind::kFp4 ? kFp4Blocks : kFp8Blocks;
+  }
+
+  __device__ const ExpertItem& Take(int i) {
+    BarrierWait(&s_.item_full[i % kItems], (i / kItems) & 1);
+    return s_.items[i % kItems];
+  }
+
+  __device__ static void AwaitCounter(const int32_t* counter, int32_t value) {
+    if (lane() == 0) {
+      while (AcquireLoad(counter) < value) {
+      }
+    }
+    __syncwarp();
+    FenceAsyncProxy();  // they were written by stores and are read by copies
+  }
+
+  // FP8: lane l < 2 * blocks has that of row tile l % 2.
+  __device__ void WriteScales(const ExpertItem& item, int block, int blocks, int stage) {
+    if (item.scales == nullptr || lane() >= 2 * blocks) return;
+    const int i = lane() / 2, t = lane() % 2;
+    s_.weight_scales[stage][i][t] = Ue8m0Value(item.scales[t * item.scales_stride + block + i]);
+  }
+
+  template <TileKind kKind>
+  __device__ void MultiplyItem(Place& stage, int num_blocks, int num_tokens, int i) {
+    constexpr int kTokens = kKind == TileKind::kFp4 ? kN : kFp8Tokens;
+    constexpr int kBlocks = kKind == TileKind::kFp4 ? kFp4Blocks : kFp8Blocks;
+    float d[kTokens / 2] = {};
+    for (int block = 0; block < num_blocks; block += kBlocks) {
+      BarrierWait(&s_.full[stage.index], stage.parity);
+      if (block + kBlocks <= num_blocks) {
+        MultiplyBlocks<kKind, kBlocks / 2>(stage.index, half(), d);
+      } else {
+        for (int b = half(); b < num_blocks - block; b += 2) {
+          MultiplyBlocks<kKind, 1>(stage.index, b, d);
+        }
+      }
+      __syncwarp();
+      if (lane() == 0) BarrierArrive(&s_.empty[stage.index]);
+      stage.Next();
+    }
+    if (i >= 2) BarrierWait(&s_.inbox_empty[i & 1], (i / 2 - 1) & 1);
+    Send(d, num_tokens, s_.inbox[i & 1][half()]);
+    __syncwarp();
+    if (lane() == 0) BarrierArrive(&s_.inbox_full[i & 1]);
+  }
+
+  // Every second block of a stage, from `first` on.
+  template <TileKind kKind, int kCount, int kSize>
+  __device__ void MultiplyBlocks(int stage, int first, float (&d)[kSize]) {
+    constexpr int kTokens = 2 * kSize;
+    constexpr int kBytes = static_cast<int>(TileMatrixBytes(kKind));
+    const std::byte* x = s_.x[stage] + first * kTokens * 128;
+    const float* x_scales = s_.x_scales[stage] + first * kTokens;
+    if constexpr (kKind == TileKind::kFp4) {
+      MultiplyFp4Blocks<kTokens, kCount>(s_.weights[stage] + (tile() * kFp4Blocks + first) * kBytes,
+                                         x, x_scales, d);
+    } else {
+      static_assert(kCount == 1);
+      MultiplyFp8<kTokens, 1>(s_.weights[stage] + (tile() * kFp8Blocks + first) * kBytes, x,
+                              &s_.weight_scales[stage][first][tile()], x_scales, d);
+    }
+  }
+
+  template <int kSize>
+  __device__ void Send(const float (&d)[kSize], int num_tokens,
+                       float (&inbox)[kFp8Tokens][kInboxRow]) {
+    const int row = tile() * 64 + static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane() / 4;
+#pragma unroll
+    for (int j = 0; j < kSize / 4; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int token = j * 8 + lane() % 4 * 2 + e;
+        if (token >= num_tokens) continue;
+        inbox[token][row] = d[4 * j + e];
+        inbox[token][row + 8] = d[4 * j + 2 + e];
+      }
+    }
+  }
+
+  Shared& s_;
+};
+
+}  // namespace fathom::kernels
