@@ -103,7 +103,7 @@ struct PlanOptions {
   double gpu_memory_utilization = 0.9;
   std::string max_model_len = "auto";
   int max_num_seqs = 64;
-  int max_num_batched_tokens = 2048;
+  int max_num_batched_tokens = 8192;
   bool prefix_caching = true;
   int num_streams = 64;
   int64_t input_len = 1024;

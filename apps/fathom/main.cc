@@ -40,7 +40,7 @@ void AddModelOptions(CLI::App* command, ModelOptions* options) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
   command
       ->add_option("--max-num-batched-tokens", options->max_num_batched_tokens,
-                   "tokens of one step")
+                   "tokens of one step (default 8192 on a GPU, 2048 on a CPU)")
       ->check(CLI::Range(1, 1 << 20));
 }
 
@@ -271,7 +271,7 @@ void AddPlan(CLI::App* app, Run* run) {
       ->check(CLI::Range(1, 1 << 16));
   command
       ->add_option("--max-num-batched-tokens", options.max_num_batched_tokens,
-                   "tokens of one step, on each data rank (default 2048)")
+                   "tokens of one step, on each data rank (default 8192)")
       ->check(CLI::Range(1, 1 << 20));
   command->add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", options.prefix_caching,
                     "keep memory for snapshots (default on)");
@@ -356,6 +356,11 @@ void AddBenchThroughput(CLI::App* bench, Run* run) {
       ->add_option("--max-num-seqs", options.model.max_num_seqs,
                    "requests that run together (default 64)")
       ->check(CLI::Range(1, 4096));
+  command
+      ->add_option("--decode-floor", options.model.decode_floor,
+                   "of its speed alone that an answer keeps while prompts run (default 0.7; 0: "
+                   "prompts first)")
+      ->check(CLI::Range(0.0, 0.95));
   command->add_option("--temperature", options.temperature, "0: greedy (default 1)")
       ->check(CLI::Range(0.0, 2.0));
   command->add_flag("--profile", options.profile,

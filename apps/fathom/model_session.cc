@@ -109,6 +109,11 @@ double TotalBytes(const checkpoint::TensorSource& source) {
 
 }  // namespace
 
+int MaxBatchedTokens(const ModelOptions& options, device::DeviceKind device) {
+  if (options.max_num_batched_tokens > 0) return options.max_num_batched_tokens;
+  return device == device::DeviceKind::kCuda ? 8192 : 2048;
+}
+
 Result<ModelSession> OpenModel(const ModelOptions& options, SessionText text) {
   const SystemClock clock;
   const TimePoint start = clock.Now();
@@ -126,7 +131,7 @@ Result<ModelSession> OpenModel(const ModelOptions& options, SessionText text) {
                    ChooseModelLen(options, session.config, session.device().kind()));
   session.limits.max_num_seqs = options.max_num_seqs;
   session.limits.max_batched_tokens =
-      std::max(options.max_num_batched_tokens, options.max_num_seqs);
+      std::max(MaxBatchedTokens(options, session.device().kind()), options.max_num_seqs);
 
   std::unique_ptr<checkpoint::TensorSource> source;
   if (options.load_format == LoadFormat::kDummy) {

@@ -43,6 +43,10 @@ struct ModelSession {
 // kTokensOnly: no text is needed, so a checkpoint without tokenizer.json will do.
 enum class SessionText { kTokenizer, kTokensOnly };
 
+// The tokens of one step that were asked for; else as many as a GPU needs to read its experts for,
+// or as a CPU runs in the time that somebody may wait for the next.
+int MaxBatchedTokens(const ModelOptions& options, device::DeviceKind device);
+
 Result<ModelSession> OpenModel(const ModelOptions& options, SessionText text);
 
 // The checkpoint's own effort profile, or the one that was asked for (auto, preview, official).

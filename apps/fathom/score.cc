@@ -226,9 +226,8 @@ Status RunScore(const ScoreOptions& options) {
 
   ModelOptions model_options = options.model;
   const int num_seqs = std::min(options.batch, static_cast<int>(lists.size()));
-  const int chunk = options.chunk > 0
-                        ? options.chunk
-                        : std::max(1, model_options.max_num_batched_tokens / num_seqs);
+  const int step_tokens = MaxBatchedTokens(model_options, device::DeviceKind::kCpu);
+  const int chunk = options.chunk > 0 ? options.chunk : std::max(1, step_tokens / num_seqs);
   model_options.max_num_seqs = num_seqs;
   model_options.max_num_batched_tokens = std::min(chunk, static_cast<int>(longest)) * num_seqs;
   if (model_options.max_model_len == 0) model_options.max_model_len = static_cast<int64_t>(longest);

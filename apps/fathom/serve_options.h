@@ -37,7 +37,7 @@ struct ModelOptions {
   int num_threads = 0;        // 0: all usable cores
   int64_t max_model_len = 0;  // 0: auto
   int max_num_seqs = 64;
-  int max_num_batched_tokens = 2048;
+  int max_num_batched_tokens = 0;  // 0: auto, MaxBatchedTokens
   double decode_floor = 0.7;
   std::optional<bool> async_scheduling;  // unset: on a GPU
   bool enforce_eager = false;

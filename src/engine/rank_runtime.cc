@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
+#include <thread>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "runtime/kv_cache.h"
 
@@ -76,6 +79,21 @@ std::vector<RankMemory> MemoryOf(const EngineOptions& options,
   return memory;
 }
 
+// So that no step waits for it; each rank on a thread.
+void CaptureDecodes(const std::vector<runtime::LocalExecutor::Rank>& ranks) {
+  const SystemClock clock;
+  const TimePoint begin = clock.Now();
+  std::atomic<int> num_captured = 0;
+  std::vector<std::thread> threads;
+  for (const auto& rank : ranks) {
+    threads.emplace_back([&] { num_captured = rank.runner->CaptureDecodes(); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (num_captured == 0) return;
+  LogInfo("captured {} steps of decodes in {:.2f} s", num_captured.load(),
+          Seconds(clock.Now() - begin));
+}
+
 Result<std::unique_ptr<runtime::LocalExecutor>> MakeLocalExecutor(
     const EngineOptions& options, const KvPlan& plan, const std::vector<EngineRank>& ranks,
     int max_in_flight, std::unique_ptr<kv_store::DiskStore> disk) {
@@ -95,6 +113,7 @@ Result<std::unique_ptr<runtime::LocalExecutor>> MakeLocalExecutor(
     local.push_back(
         {.place = rank.place, .runner = std::move(runner), .transport = rank.transport});
   }
+  CaptureDecodes(local);
   return std::make_unique<runtime::LocalExecutor>(options.parallel, std::move(local),
                                                   max_in_flight);
 }

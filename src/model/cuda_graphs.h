@@ -1,6 +1,6 @@
 // CudaGraphs: decode steps that were captured, to be replayed when a step of the same shape comes.
-// A step is captured when its shape is first seen. So many are kept; then the one that was used
-// longest ago makes room. One thread, one stream.
+// A step is captured ahead, or when its shape is first seen. So many are kept; then the one that
+// was used longest ago makes room. One thread, one stream.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,15 +23,21 @@ class CudaGraphs {
   // Enqueues the step; enqueue(step) does so launch by launch.
   template <typename Enqueue>
   void Replay(const CudaStep& step, const Enqueue& enqueue) {
+    Launch(step, Capture(step, enqueue));
+  }
+  // For a Replay to come.
+  template <typename Enqueue>
+  const auto& Capture(const CudaStep& step, const Enqueue& enqueue) {
     Entry& entry = entries_[KeyOf(step)];
-    entry.last_use = ++num_replays_;
+    entry.last_use = ++num_uses_;
     if (entry.graph == nullptr) {
       BeginCapture(step);
       enqueue(step);
       EndCapture(step, entry);
     }
-    Launch(step, entry);
+    return entry;
   }
+  size_t size() const { return entries_.size(); }
 
  private:
   // What a captured step depends on besides the contents of its arrays.
@@ -57,7 +63,7 @@ class CudaGraphs {
 
   const size_t capacity_;
   std::map<Key, Entry> entries_;
-  uint64_t num_replays_ = 0;
+  uint64_t num_uses_ = 0;
 };
 
 }  // namespace fathom::model

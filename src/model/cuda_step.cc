@@ -91,13 +91,11 @@ void StepUploader::ListTokens(const ForwardBatch& batch) {
   }
 }
 
-// Few different ones, so that few graphs serve a growing sequence.
 int StepUploader::TableStride(int max_blocks) const {
-  const auto most = static_cast<int>(MaxTableBlocks(limits_));
   int stride = 16;
   while (stride < max_blocks) stride *= 2;
-  CHECK_LE(max_blocks, most);
-  return std::min(stride, most);
+  CHECK_LE(max_blocks, max_table_blocks());
+  return std::min(stride, max_table_blocks());
 }
 
 CudaStep StepUploader::Upload(const ForwardBatch& batch, bool pad, device::Stream& stream) {
@@ -131,7 +129,7 @@ CudaStep StepUploader::Upload(const ForwardBatch& batch, bool pad, device::Strea
   b.first_window_page = image.Put(batch.first_window_page, seqs, 0);
   b.state_slots = image.Put(batch.state_slots, seqs, -1);
   step.logits_rows = image.Put(rows_, tokens, 0);
-  b.max_window_pages = std::max(batch.max_window_pages, 4);
+  b.max_window_pages = static_cast<int>(WindowStride(batch.max_window_pages));
   b.window_tables =
       image.PutRows(batch.window_tables, seqs, batch.max_window_pages, b.max_window_pages);
   b.max_blocks = TableStride(batch.max_blocks);

@@ -58,6 +58,11 @@ class StepUploader {
   // may change when it returns. `pad`: as a step of decodes.
   CudaStep Upload(const ForwardBatch& batch, bool pad, device::Stream& stream);
 
+  // What rows of block tables are padded to, at most max_table_blocks: few different ones, so that
+  // few graphs serve a growing sequence.
+  int TableStride(int max_blocks) const;
+  int max_table_blocks() const { return static_cast<int>(MaxTableBlocks(limits_)); }
+
  private:
   struct Place {
     std::byte* host = nullptr;
@@ -66,7 +71,6 @@ class StepUploader {
   StepUploader(const ModelLimits& limits, int index_topk, const CudaWorkspace& workspace)
       : limits_(limits), index_topk_(index_topk), workspace_(workspace) {}
   void ListTokens(const ForwardBatch& batch);
-  int TableStride(int max_blocks) const;
 
   const ModelLimits limits_;
   const int index_topk_;

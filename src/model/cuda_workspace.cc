@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/hyper_connection/boundary_large.h"
@@ -116,9 +117,15 @@ int64_t MaxTableBlocks(const ModelLimits& limits) {
   return limits.max_model_len / kv_cache::kBlockTokens + 1;
 }
 
+int64_t WindowStride(int64_t max_window_pages) {
+  return static_cast<int64_t>(
+      std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(max_window_pages, 8))));
+}
+
 int64_t StepBytes(int64_t num_tokens, int64_t num_seqs, int64_t max_blocks,
                   int64_t max_window_pages) {
-  const int64_t ints = 5 * num_tokens + num_seqs * (5 + max_blocks + max_window_pages) + 1;
+  const int64_t row = 5 + max_blocks + WindowStride(max_window_pages);
+  const int64_t ints = 5 * num_tokens + num_seqs * row + 1;
   return ints * 4 + 16 * 256;  // each array begins at a multiple of 256 bytes
 }
 

@@ -92,6 +92,10 @@ int64_t MaxPairRowsOf(const config::ModelConfig& config, const ModelLimits& limi
 // The longest row of a step's block tables.
 int64_t MaxTableBlocks(const ModelLimits& limits);
 
+// What rows of window tables are padded to: few different ones, so that few graphs serve decodes,
+// whose sequences hold more pages after a chunk of a prompt than later.
+int64_t WindowStride(int64_t max_window_pages);
+
 // Bytes of a step's arrays for S sequences and T tokens.
 int64_t StepBytes(int64_t num_tokens, int64_t num_seqs, int64_t max_blocks,
                   int64_t max_window_pages);

@@ -33,8 +33,8 @@ using config::LayerKind;
 using kernels::GemmOutput;
 using kernels::Launch;
 
-// Captured steps that are kept: every bucket up to 128 sequences at two lengths of context.
-constexpr size_t kMaxGraphs = 48;
+// Captured steps that are kept, some 2 MB each: of up to 64 sequences at contexts of any length.
+constexpr size_t kMaxGraphs = 128;
 constexpr int64_t kBlock = checkpoint::kQuantizedRows;  // columns under one scale
 
 class CudaModel final : public DeepSeekV4 {
@@ -80,8 +80,7 @@ class CudaModel final : public DeepSeekV4 {
     step.kv = kv;
     step.logits = logits;
     step.recorder = recorder;
-    const bool capturable = collectives_ == nullptr || collectives_->is_captured();
-    if (decode && capturable && !options_.enforce_eager && !options_.sync_operators) {
+    if (decode && Captures()) {
       graphs_.Replay(step, [this](const CudaStep& captured) { Run(captured); });
     } else {
       Run(step);
@@ -90,7 +89,61 @@ class CudaModel final : public DeepSeekV4 {
     return exchanged_;
   }
 
+  // Short contexts first: of more sequences than so many graphs are for, the rest is captured when
+  // it comes.
+  int CaptureDecodes(const KvCacheView& kv, float* logits, const int32_t* sampled,
+                     device::Stream& stream) override {
+    if (!Captures()) return 0;
+    Check(cudaSetDevice(gpu_));
+    const auto first_scoring =
+        int64_t{4} * c_.index_topk + 4;  // tokens from which choices are scored
+    const auto capture = [&](int max_blocks, int64_t context) {
+      for (int seqs = 1; seqs <= limits_.max_num_seqs && graphs_.size() < kMaxGraphs;
+           seqs = DecodeBucket(seqs, limits_.max_num_seqs) + 1) {
+        CudaStep step = UploadNobody(seqs, max_blocks, context, sampled, stream);
+        step.kv = kv;
+        step.logits = logits;
+        graphs_.Capture(step, [this](const CudaStep& captured) { Run(captured); });
+      }
+    };
+    capture(1, 1);
+    for (int blocks = 1; blocks <= uploader_->max_table_blocks();
+         blocks = uploader_->TableStride(blocks) + 1) {
+      if (first_scoring < limits_.max_model_len) capture(blocks, first_scoring);
+    }
+    return static_cast<int>(graphs_.size());
+  }
+
  private:
+  bool Captures() const {
+    const bool capturable = collectives_ == nullptr || collectives_->is_captured();
+    return capturable && !options_.enforce_eager && !options_.sync_operators;
+  }
+
+  // A step of decodes whose sequences hold nothing, one token after `context`.
+  CudaStep UploadNobody(int num_seqs, int max_blocks, int64_t context, const int32_t* sampled,
+                        device::Stream& stream) {
+    const auto n = static_cast<size_t>(num_seqs);
+    const std::vector<int32_t> none(n * static_cast<size_t>(max_blocks), -1), zeros(n, 0);
+    const std::vector<int32_t> num_computed(n, static_cast<int32_t>(context));
+    std::vector<int32_t> counting(n + 1);
+    std::iota(counting.begin(), counting.end(), 0);
+    ForwardBatch batch{.token_ids = zeros,
+                       .token_sources = zeros,
+                       .sampled = sampled,
+                       .cu_seqlens_q = counting,
+                       .num_computed = num_computed,
+                       .block_tables = none,
+                       .max_blocks = max_blocks,
+                       .window_tables = std::span(none).first(n),
+                       .max_window_pages = 1,
+                       .first_window_page = zeros,
+                       .state_slots = std::span(none).first(n),
+                       .logits_rows = std::span(counting).first(n),
+                       .expert_ids = {}};
+    return uploader_->Upload(batch, /*pad=*/true, stream);
+  }
+
   // A broken device is reported by whoever waits for the stream.
   static void Check(cudaError_t error) { device::CheckCuda(error, __FILE__, __LINE__); }
   static void Check(const Status& status, device::Stream& stream) {

@@ -113,6 +113,14 @@ class DeepSeekV4 {
   virtual Status Forward(const ForwardBatch& batch, const KvCacheView& kv, float* logits,
                          device::Stream& stream, ChoiceRecorder* recorder) = 0;
 
+  // Makes ready what steps of decodes with these arguments (`sampled`: ForwardBatch's) would else
+  // make when the first of their size comes, and runs nothing. Called before the first Forward;
+  // with several ranks, by all at once. How many steps were captured; on a CPU there is nothing.
+  virtual int CaptureDecodes(const KvCacheView& /*kv*/, float* /*logits*/,
+                             const int32_t* /*sampled*/, device::Stream& /*stream*/) {
+    return 0;
+  }
+
   // kPeer: another rank was waited for in vain, and what the steps that have ended computed means
   // nothing. To be asked when a step's work has ended.
   virtual Status Health() { return OkStatus(); }

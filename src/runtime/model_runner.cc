@@ -90,6 +90,11 @@ ModelRunner::ModelRunner(const ModelRunnerOptions& options, model::DeepSeekV4& m
 // Nothing that the device still uses may be freed; an error has been reported, or will be.
 ModelRunner::~ModelRunner() { (void)stream_->Synchronize(); }
 
+int ModelRunner::CaptureDecodes() {
+  const int32_t* sampled = device_sampler_ == nullptr ? nullptr : device_sampler_->token_ids();
+  return model_.CaptureDecodes(kv_cache_.view(), logits_.device_data(), sampled, *stream_);
+}
+
 Result<request::StepResult> ModelRunner::Run(const request::ScheduledBatch& batch) {
   RETURN_IF_ERROR(Launch(batch));
   return Collect();

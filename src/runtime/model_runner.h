@@ -57,6 +57,9 @@ class ModelRunner {
 
   ~ModelRunner();  // waits for what was launched
 
+  // Before the first Launch; all ranks at once. How many steps of decodes were made ready.
+  int CaptureDecodes();
+
   // Steps that may be launched and not collected.
   static constexpr int kMaxInFlight = DeviceSampler::kNumPlaces;
 

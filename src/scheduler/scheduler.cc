@@ -202,12 +202,13 @@ SequenceOutput Scheduler::CommitSequence(const Scheduled& scheduled,
 // Decodes share what a step of them alone takes; prompts share the rest by their tokens.
 void Scheduler::ChargeSessions(const StepInFlight& step, const StepLoad& peers,
                                double step_seconds) {
-  const auto [num_decodes, num_prefill_tokens] = step.load;
+  const int num_decodes = step.load.num_decodes;
+  const int64_t num_prefill_tokens = step.load.num_prefill_tokens;
   const auto num_tokens = static_cast<double>(num_prefill_tokens + num_decodes);
   StepLoad most = step.load;
   most.TakeMost(peers);
   if (most.num_decodes + most.num_prefill_tokens > 0) {
-    pacer_.OnStep(most.num_decodes, most.num_prefill_tokens, step_seconds);
+    pacer_.OnStep(most, step_seconds);
   }
   if (num_tokens == 0) return;
   const double seconds = std::max(step_seconds, num_tokens * kLeastSecondsPerToken);

@@ -2,8 +2,8 @@
 // alone admits, preempts and ends sequences. Host code only, deterministic: the same calls give the
 // same batches; time is what the caller says it is. One thread (the engine's); Validate from any.
 //
-// A step runs every decode, and prompts in chunks: as many tokens as the budget allows and, beside
-// decodes, as leave these the floor of their solo speed (step_pacer.h). Prompts run in order of
+// A step runs every decode, and prompts: as many tokens as the budget allows, when and as far as
+// that leaves decodes the floor of their solo speed (step_pacer.h). Prompts run in order of
 // priority, then by fair queueing between sessions (session_clocks.h).
 //
 // A prompt is admitted when the history blocks of all of it and of its next token are free, and a
@@ -58,16 +58,6 @@ struct SchedulerOptions {
   double decode_floor = 0.7;
   // A sequence with a constraint is not planned ahead of its result.
   bool constraints_need_results = false;
-};
-
-// What a step has to do: with several data ranks, on the one that has most.
-struct StepLoad {
-  int num_decodes = 0;
-  int64_t num_prefill_tokens = 0;
-  void TakeMost(const StepLoad& other) {
-    num_decodes = std::max(num_decodes, other.num_decodes);
-    num_prefill_tokens = std::max(num_prefill_tokens, other.num_prefill_tokens);
-  }
 };
 
 // What a step brought for one request.
@@ -158,6 +148,7 @@ class Scheduler {
   bool WillGrow(const Sequence& sequence) const;
   int64_t NumGrowing() const;
   int64_t ChunkSize(const Step& step, const Sequence& sequence) const;
+  int NumWaitingSessions() const;
   void Add(Step& step, Sequence& sequence, int64_t num_tokens);
   Shares SharesOfRunning() const;
   bool IsBeyondShare(const Share& share, bool of_slots) const;

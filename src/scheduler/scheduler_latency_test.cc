@@ -1,5 +1,5 @@
-// What users of a busy server see, on a virtual clock over a device whose steps cost what those of
-// a large GPU do.
+// What users of a busy server see, on a virtual clock over devices whose steps cost what they do on
+// real ones.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,10 +16,49 @@ namespace {
 
 constexpr uint64_t kLongPromptId = 1'000'000;
 
-// Ten chats of many turns each and, if wanted, one prompt of 300,000 tokens.
+// What a step takes; `depth`: the prompt's context in tokens, as decodes have next to none here.
+struct Device {
+  virtual ~Device() = default;
+  virtual double Seconds(int num_decodes, int64_t num_prompt_tokens, double depth) const = 0;
+};
+
+// Each prompt token costs the same.
+struct SmoothDevice final : Device {
+  double Seconds(int num_decodes, int64_t num_prompt_tokens, double depth) const override {
+    return 0.015 + 0.0003 * num_decodes +
+           0.0001 * (1 + depth / 300'000) * static_cast<double>(num_prompt_tokens);
+  }
+};
+
+// A step with prompt tokens reads nearly all experts, however few they are: an H200 with 30 layers.
+struct ExpertDevice final : Device {
+  double Seconds(int num_decodes, int64_t num_prompt_tokens, double depth) const override {
+    const double decodes = 0.0038 + 0.0008 * num_decodes;
+    if (num_prompt_tokens == 0) return decodes;
+    constexpr std::pair<double, double> kCurve[] = {{1, 0.030},   {16, 0.045},   {64, 0.083},
+                                                    {256, 0.099}, {2048, 0.158}, {65536, 2.3}};
+    const auto tokens = static_cast<double>(num_prompt_tokens);
+    size_t i = 1;
+    while (kCurve[i].first < tokens) ++i;
+    const auto [x0, y0] = kCurve[i - 1];
+    const auto [x1, y1] = kCurve[i];
+    return (y0 + (y1 - y0) * (tokens - x0) / (x1 - x0)) * (1 + depth / 600'000) +
+           0.0001 * num_decodes;
+  }
+};
+
+// Ten chats of many turns each and, if wanted, one prompt of 300,000 tokens; or whatever is
+// submitted.
 class Server {
  public:
-  Server() : scheduler_(Options()), random_(7) {}
+  explicit Server(const Device& device, int max_num_batched_tokens = 8192)
+      : device_(device), scheduler_(Options(max_num_batched_tokens)), random_(7) {}
+
+  void Submit(int num_tokens, int max_tokens) {
+    request::Request request = MakeRequest(++last_id_, num_tokens, max_tokens);
+    chats_[request.id] = {kNoChat, clock_.Now(), {}};
+    scheduler_.Submit(std::move(request));
+  }
 
   void SubmitChatTurn(int chat) {
     const int length = 200 + static_cast<int>(random_() % 1500);
@@ -38,17 +77,22 @@ class Server {
     const auto batch = scheduler_.Schedule();
     request::StepResult result;
     result.step = batch.step;
-    double seconds = 0.015;
+    int num_decodes = 0;
+    int64_t num_prompt_tokens = 0;
+    double depth = 0;
     for (const auto& s : batch.sequences) {
       request::SequenceResult r;
       r.request_id = s.request_id;
       if (s.sample) r.sampled_token_ids = {7};
       result.sequences.push_back(std::move(r));
-      const bool is_decode = s.token_ids.size() == 1 && s.sample;
-      const double depth = s.num_computed_tokens / 300'000.0;  // longer contexts, dearer tokens
-      seconds += is_decode ? 0.0003 * (1 + depth)
-                           : 0.0001 * (1 + depth) * static_cast<double>(s.token_ids.size());
+      if (s.token_ids.size() == 1 && s.sample) {
+        ++num_decodes;
+        continue;
+      }
+      num_prompt_tokens += static_cast<int64_t>(s.token_ids.size());
+      depth = std::max(depth, static_cast<double>(s.num_computed_tokens));
     }
+    double seconds = device_.Seconds(num_decodes, num_prompt_tokens, depth);
     seconds *= 0.98 + 0.04 * static_cast<double>(random_() % 1000) / 1000;
     const auto step_time =
         std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
@@ -71,6 +115,9 @@ class Server {
     for (const double t : inter_token_seconds_) sum += t;
     return sum / static_cast<double>(inter_token_seconds_.size());
   }
+  double MinFirstTokenSeconds() const {
+    return *std::min_element(first_token_seconds_.begin(), first_token_seconds_.end());
+  }
   double MaxFirstTokenSeconds() const {
     return *std::max_element(first_token_seconds_.begin(), first_token_seconds_.end());
   }
@@ -79,19 +126,24 @@ class Server {
     first_token_seconds_.clear();
   }
   bool long_prompt_runs() const { return long_prompt_runs_; }
+  size_t num_tokens() const { return inter_token_seconds_.size(); }
+  size_t num_prompts() const { return first_token_seconds_.size(); }
+  int num_live() const { return scheduler_.num_running() + scheduler_.num_waiting(); }
+  int num_waiting() const { return scheduler_.num_waiting(); }
   const Clock& clock() const { return clock_; }
 
  private:
+  static constexpr int kNoChat = -1;
   struct ChatTurn {
     int chat = 0;
     TimePoint begin;
     std::optional<TimePoint> last_token;
   };
 
-  static SchedulerOptions Options() {
+  static SchedulerOptions Options(int max_num_batched_tokens) {
     SchedulerOptions options;
     options.max_num_seqs = 64;
-    options.max_num_batched_tokens = 8192;
+    options.max_num_batched_tokens = max_num_batched_tokens;
     options.max_logits_rows = 64;
     options.max_model_len = 1 << 20;
     options.vocab_size = 1000;
@@ -123,9 +175,10 @@ class Server {
     if (!output.event.finish_reason) return;
     const int chat = turn.chat;
     chats_.erase(output.request_id);
-    SubmitChatTurn(chat);
+    if (chat != kNoChat) SubmitChatTurn(chat);
   }
 
+  const Device& device_;
   Scheduler scheduler_;
   VirtualClock clock_;
   std::mt19937 random_;
@@ -136,7 +189,8 @@ class Server {
 };
 
 TEST(SchedulerLatency, TenChatsKeepTheirSpeedBesideAPromptOf300KTokens) {
-  Server server;
+  const SmoothDevice device;
+  Server server(device);
   for (int chat = 0; chat < 10; ++chat) server.SubmitChatTurn(chat);
   server.RunUntil(5);
   server.ForgetTimes();
@@ -156,6 +210,59 @@ TEST(SchedulerLatency, TenChatsKeepTheirSpeedBesideAPromptOf300KTokens) {
   EXPECT_LE(server.InterTokenSeconds(0.99), 1.5 * 0.0182) << "a step of ten decodes alone";
   EXPECT_LE(server.MeanInterTokenSeconds(), mean_alone / 0.7);
   EXPECT_LE(server.MaxFirstTokenSeconds(), 2 * first_alone) << "a chat's prompt waits for the long";
+}
+
+TEST(SchedulerLatency, PromptsThatComeTogetherStartTogether) {
+  const ExpertDevice device;
+  Server server(device, 2048);
+  server.Submit(889, 256);
+  server.Step();  // it came first and runs alone
+  for (int i = 1; i < 10; ++i) server.Submit(889, 256);
+  while (server.num_live() > 0) server.Step();
+  const double full = device.Seconds(0, 2048, 0);
+  const double prompts = 9 * 889 / 2048.0 * full;
+  EXPECT_LE(server.MaxFirstTokenSeconds(), prompts + 2 * full);
+  const double decodes = 255 * device.Seconds(10, 0, 0);
+  EXPECT_LE(Seconds(server.clock().Now() - TimePoint()), prompts + decodes + 3 * full);
+}
+
+TEST(SchedulerLatency, PromptsBesideDecodesRunInLargeStepsWithinTheirShare) {
+  const ExpertDevice device;
+  Server server(device, 2048);
+  for (int i = 0; i < 10; ++i) server.Submit(100, 20'000);
+  while (server.num_tokens() < 1000) server.Step();
+  server.ForgetTimes();
+  const TimePoint begin = server.clock().Now();
+  while (server.num_tokens() < 50'000) {
+    while (server.num_waiting() < 4) server.Submit(2000, 1);
+    server.Step();
+  }
+  const double seconds = Seconds(server.clock().Now() - begin);
+  const double solo = 5000 * device.Seconds(10, 0, 0);
+  EXPECT_LE(seconds, solo / 0.7 + 1) << "the decodes are below their floor";
+  const double possible = 0.3 * seconds / device.Seconds(0, 2000, 0);
+  EXPECT_GE(static_cast<double>(server.num_prompts()), 0.75 * possible)
+      << "prompts wait for nothing";
+}
+
+TEST(SchedulerLatency, ChatsOnADeviceOfDearSmallStepsGoOnBesideALongPrompt) {
+  const ExpertDevice device;
+  Server server(device, 2048);
+  for (int chat = 0; chat < 10; ++chat) server.SubmitChatTurn(chat);
+  server.RunUntil(5);
+  server.ForgetTimes();
+  server.RunUntil(65);
+  const double p99_alone = server.InterTokenSeconds(0.99);
+  server.ForgetTimes();
+  server.SubmitLongPrompt();
+  const TimePoint begin = server.clock().Now();
+  while (server.long_prompt_runs()) {
+    server.Step();
+    ASSERT_LT(Seconds(server.clock().Now() - begin), 600) << "the long prompt starves";
+  }
+  EXPECT_LE(server.InterTokenSeconds(0.99), 1.5 * p99_alone);
+  EXPECT_LE(server.MeanInterTokenSeconds(), device.Seconds(10, 0, 0) / 0.7);
+  EXPECT_LE(server.MaxFirstTokenSeconds(), 3) << "a chat's prompt waits for the long";
 }
 
 }  // namespace

@@ -8,21 +8,18 @@
 namespace fathom::scheduler {
 namespace {
 
-constexpr double kGuessedSecondsPerToken = 1e-4;
-// Measurements of decodes alone before prompts may join, and how many mixed steps one stays good
-// for: contexts grow, machines slow down.
-constexpr int kMinMeasured = 2;
+// How many mixed steps a measurement of decodes alone stays good for: contexts grow, machines slow
+// down.
 constexpr int kMaxMixedSteps = 64;
 // An estimate falls fast and rises slowly: a step that something else held up is no measure.
 constexpr double kFallWeight = 0.5;
 constexpr double kRiseWeight = 0.1;
-// The opposite for prompts: between cheap tokens come dear ones, of a long context.
-constexpr double kRateRiseWeight = 0.5;
-constexpr double kRateFallWeight = 0.1;
 // What of its share one step is planned to use, because steps vary.
 constexpr double kPlannedShare = 0.9;
-// The most that prompts can owe, in shares of one step: a single stall must not hold them for long.
-constexpr double kMaxOwedShares = 8;
+// How many times as dear as in a full step a token may be: for the time between two tokens to stay
+// short, and of a chunk that makes it long anyway.
+constexpr double kDearnessOfSmall = 4;
+constexpr double kDearnessOfLarge = 1.25;
 
 // Exact up to 8 decodes, then four buckets an octave.
 size_t BucketOf(int num_decodes) {
@@ -34,54 +31,52 @@ size_t BucketOf(int num_decodes) {
 
 }  // namespace
 
-void StepPacer::TokenRate::Add(double step_seconds, int64_t step_tokens) {
-  const auto tokens = static_cast<double>(step_tokens);
-  const double rate = step_seconds / tokens;
-  if (usual_tokens == 0) {
-    per_token = rate;
-    usual_tokens = tokens;
-    return;
-  }
-  // A prompt's short last chunk says little.
-  const double weight =
-      (rate > per_token ? kRateRiseWeight : kRateFallWeight) * std::min(1.0, tokens / usual_tokens);
-  per_token += weight * (rate - per_token);
-  usual_tokens += kRateFallWeight * (tokens - usual_tokens);
+void StepLoad::TakeMost(const StepLoad& other) {
+  num_decodes = std::max(num_decodes, other.num_decodes);
+  num_prefill_tokens = std::max(num_prefill_tokens, other.num_prefill_tokens);
+  num_waiting_sessions = std::max(num_waiting_sessions, other.num_waiting_sessions);
 }
 
 StepPacer::StepPacer(double decode_floor) : decode_floor_(decode_floor) {
   CHECK(decode_floor >= 0 && decode_floor < 1);
 }
 
-double StepPacer::PrefillSeconds(int64_t num_tokens) const {
-  const TokenRate& rate = mixed_rate_.usual_tokens > 0 ? mixed_rate_ : alone_rate_;
-  const double per_token = rate.usual_tokens > 0 ? rate.per_token : kGuessedSecondsPerToken;
-  return per_token * static_cast<double>(num_tokens);
-}
-
 double StepPacer::DecodeSeconds(int num_decodes) const {
-  const size_t bucket = BucketOf(num_decodes);
-  if (bucket >= decode_costs_.size() || decode_costs_[bucket].num_measured == 0) return -1;
-  return decode_costs_[bucket].seconds;
+  const size_t end = decode_costs_.size();
+  const size_t bucket = std::min(BucketOf(num_decodes), end);
+  for (size_t b = std::min(bucket + 1, end); b-- > 0;) {
+    if (decode_costs_[b].num_measured > 0) return decode_costs_[b].seconds;
+  }
+  for (size_t b = bucket; b < end; ++b) {
+    if (decode_costs_[b].num_measured > 0) return decode_costs_[b].seconds;
+  }
+  return -1;
 }
 
 // What prompts may add to a step of decodes.
-double StepPacer::PrefillShare(double decode_seconds) const {
-  return decode_seconds * (1 / decode_floor_ - 1);
+double StepPacer::PrefillShare(const StepLoad& load) const {
+  const double ratio =
+      static_cast<double>(load.num_decodes) / std::max(1, load.num_waiting_sessions);
+  const double floor = decode_floor_ * std::min(1.0, ratio);
+  return DecodeSeconds(load.num_decodes) * (1 / floor - 1);
 }
 
-int64_t StepPacer::PrefillTokens(int num_decodes, int64_t wanted) const {
-  if (num_decodes == 0 || decode_floor_ == 0) return wanted;
-  const size_t bucket = BucketOf(num_decodes);
-  if (bucket >= decode_costs_.size()) return 0;
-  const DecodeCost& cost = decode_costs_[bucket];
-  if (cost.num_measured < kMinMeasured || cost.num_mixed >= kMaxMixedSteps) return 0;
-  const double token_seconds = PrefillSeconds(1);
-  // A token that takes longer than that waits until several shares have come together.
-  const double most = std::max(PrefillShare(cost.seconds) * kPlannedShare, token_seconds);
-  const double seconds = std::min(balance_seconds_, most);
-  if (seconds >= token_seconds * static_cast<double>(wanted)) return wanted;
-  return std::max<int64_t>(0, static_cast<int64_t>(seconds / token_seconds));
+int64_t StepPacer::ChunkTokens(const StepLoad& load, int64_t wanted) const {
+  const int64_t small = prompt_costs_.TokensWithin(PrefillShare(load) * kPlannedShare, wanted);
+  const double cheapest = prompt_costs_.SecondsPerToken(wanted);
+  if (prompt_costs_.SecondsPerToken(small) <= kDearnessOfSmall * cheapest) return small;
+  if (load.num_waiting_sessions > 1) return wanted;  // for as many of them as it has room for
+  return prompt_costs_.TokensFrom(kDearnessOfLarge * cheapest, wanted);
+}
+
+int64_t StepPacer::PrefillTokens(const StepLoad& load, int64_t wanted, int64_t in_flight) const {
+  if (load.num_decodes == 0 || decode_floor_ == 0 || wanted == 0) return wanted;
+  if (DecodeSeconds(load.num_decodes) < 0) return 0;
+  const size_t bucket = BucketOf(load.num_decodes);
+  if (bucket < decode_costs_.size() && decode_costs_[bucket].num_mixed >= kMaxMixedSteps) return 0;
+  const double owed = in_flight == 0 ? 0 : prompt_costs_.Seconds(in_flight);
+  if (balance_seconds_ < owed) return 0;
+  return ChunkTokens(load, wanted);
 }
 
 void StepPacer::MeasureDecodes(DecodeCost& cost, double seconds) {
@@ -93,31 +88,31 @@ void StepPacer::MeasureDecodes(DecodeCost& cost, double seconds) {
   cost.num_mixed = 0;
 }
 
-void StepPacer::OnStep(int num_decodes, int64_t num_prefill_tokens, double seconds) {
-  if (num_decodes == 0) {
-    // The step's fixed cost is no prompt's: a decode alone is nearly nothing else.
-    const double fixed = std::max(0.0, DecodeSeconds(1));
-    if (num_prefill_tokens > 0) {
-      alone_rate_.Add(std::max(0.0, seconds - fixed), num_prefill_tokens);
-    }
+void StepPacer::OnStep(const StepLoad& load, double seconds) {
+  if (load.num_decodes == 0) {
+    // A step's fixed cost, which a decode alone is nearly all of, is no prompt's.
+    const double fixed = DecodeSeconds(1);
+    if (fixed >= 0) prompt_costs_.Add(load.num_prefill_tokens, std::max(0.0, seconds - fixed));
+    balance_seconds_ = kBurstSeconds;  // nobody is held up
     return;
   }
-  const size_t bucket = BucketOf(num_decodes);
+  const size_t bucket = BucketOf(load.num_decodes);
   if (bucket >= decode_costs_.size()) decode_costs_.resize(bucket + 1);
-  DecodeCost& cost = decode_costs_[bucket];
-  double added_seconds = 0;
-  if (num_prefill_tokens == 0) {
-    MeasureDecodes(cost, seconds);
+  double added = 0;
+  if (load.num_prefill_tokens == 0) {
+    MeasureDecodes(decode_costs_[bucket], seconds);
   } else {
-    ++cost.num_mixed;
-    if (cost.num_measured == 0) return;  // nothing to compare with
-    added_seconds = std::max(0.0, seconds - cost.seconds);
-    mixed_rate_.Add(added_seconds, num_prefill_tokens);
+    ++decode_costs_[bucket].num_mixed;
+    const double alone = DecodeSeconds(load.num_decodes);
+    if (alone < 0) return;  // nothing to compare with
+    added = std::max(0.0, seconds - alone);
+    // A single stall must not hold prompts up for long.
+    const double most = std::max(kBurstSeconds, 2 * prompt_costs_.Seconds(load.num_prefill_tokens));
+    prompt_costs_.Add(load.num_prefill_tokens, added);
+    added = std::min(added, most);
   }
   if (decode_floor_ == 0) return;
-  const double share = PrefillShare(cost.seconds);
-  balance_seconds_ = std::clamp(balance_seconds_ + share - added_seconds, -kMaxOwedShares * share,
-                                std::max(share, PrefillSeconds(1)));
+  balance_seconds_ = std::min(balance_seconds_ + PrefillShare(load) - added, kBurstSeconds);
 }
 
 }  // namespace fathom::scheduler

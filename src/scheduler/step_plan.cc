@@ -93,9 +93,23 @@ bool Scheduler::EndsWhenPendingIsKnown(const Sequence& s) const {
           s.num_tokens() + s.num_pending >= max_model_len_);
 }
 
+// Sessions with a prompt that waits or runs.
+int Scheduler::NumWaitingSessions() const {
+  std::vector<const Session*> sessions;
+  for (const Sequence* s : waiting_) sessions.push_back(s->session.get());
+  for (const Sequence* s : running_) {
+    if (s->num_remaining() > 1) sessions.push_back(s->session.get());
+  }
+  std::sort(sessions.begin(), sessions.end());
+  return static_cast<int>(std::unique(sessions.begin(), sessions.end()) - sessions.begin());
+}
+
 void Scheduler::AddPrefills(Step& step) {
-  const int num_decodes = std::max(step.in_flight.load.num_decodes, step.num_peer_decodes);
-  step.num_tokens_left = pacer_.PrefillTokens(num_decodes, step.num_tokens_left);
+  step.in_flight.load.num_waiting_sessions = NumWaitingSessions();
+  StepLoad load = step.in_flight.load;
+  load.num_decodes = std::max(load.num_decodes, step.num_peer_decodes);
+  const int64_t num_in_flight = in_flight_.empty() ? 0 : in_flight_.back().load.num_prefill_tokens;
+  step.num_tokens_left = pacer_.PrefillTokens(load, step.num_tokens_left, num_in_flight);
   step.prompts_wait = step.num_tokens_left == 0;
   if (step.prompts_wait) return;
   std::vector<Sequence*> line;

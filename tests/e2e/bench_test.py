@@ -47,7 +47,7 @@ def test_throughput_counts_all_tokens(tmp_path):
                  "--output-len", "40", "--profile", "--output-json", str(results))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Throughput: ")
-    assert "between two steps" in done.stdout
+    assert "between two decode steps" in done.stdout and "aggregate decode" in done.stdout
     written = json.loads(results.read_text())
     assert written["total_num_tokens"] == 4 * (32 + 40)
     assert written["tokens_per_second"] == pytest.approx(written["output_tokens_per_second"] * 72 / 40)

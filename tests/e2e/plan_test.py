@@ -116,7 +116,7 @@ def test_the_roofline_of_a_layout_counts_what_ranks_exchange():
     (["flash", "--tensor-parallel-size", "65"], "64 heads"),
     (["flash", "--tensor-parallel-size", "two"], "--tensor-parallel-size"),
     (["flash", "--data-parallel-size", "512", "--enable-expert-parallel"], "256 experts"),
-    (["flash", "--max-num-seqs", "4096"], "--max-num-batched-tokens"),
+    (["flash", "--max-num-seqs", "16384"], "--max-num-batched-tokens"),
     (["flash", "--gpu-memory-gib", "-1"], "--gpu-memory-gib"),
     (["flash", "--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization"),
     (["flash", "--frobnicate"], "--frobnicate"),
@@ -140,7 +140,8 @@ def test_help_names_every_flag():
 @pytest.mark.parametrize("row", rows("operations.md", "What fits where"), ids=lambda row: ", ".join(row[:3]))
 def test_the_table_of_what_fits_is_what_the_command_says(row):
     model, gpus, layout = row[0], row[1].split(" x ")[1], row[2]
-    (found,) = layouts(model.lower(), "--gpu", gpus.lower().replace(" ", "-"), *flags(layout))
+    (found,) = layouts(model.lower(), "--gpu", gpus.lower().replace(" ", "-"), *flags(layout),
+                       "--max-num-batched-tokens", "2048")
     fullest = min(found["stages"], key=lambda stage: stage["kv_budget_bytes"])
     expected = [gib(fullest["weight_bytes"]), gib(fullest["workspace_bytes"])]
     if found["fits"]:

@@ -25,6 +25,7 @@
 #include <thread>
 #include <vector>
 
+#include "apps/fathom/model_session.h"
 #include "apps/fathom/serve.h"
 #include "apps/fathom/serve_flags.h"
 #include "base/clock.h"
@@ -211,11 +212,11 @@ Status Run(const std::vector<std::string>& args) {
   engine_options.eos_token_ids = {eos};
   engine_options.num_layers = runtime::kFakeLayers;
   engine_options.num_experts_per_token = runtime::kFakeExpertsPerToken;
-  engine_options.limits = {.max_batched_tokens = options.model.max_num_batched_tokens,
-                           .max_num_seqs = options.model.max_num_seqs,
-                           .max_model_len = options.model.max_model_len != 0
-                                                ? options.model.max_model_len
-                                                : kDefaultModelLen};
+  engine_options.limits = {
+      .max_batched_tokens = app::MaxBatchedTokens(options.model, device->kind()),
+      .max_num_seqs = options.model.max_num_seqs,
+      .max_model_len =
+          options.model.max_model_len != 0 ? options.model.max_model_len : kDefaultModelLen};
   engine_options.max_queue = options.max_queue;
   MetricsRegistry metrics;
   const SystemClock clock;

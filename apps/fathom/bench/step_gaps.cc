@@ -11,12 +11,18 @@ class StepGaps::MarkedModel final : public model::DeepSeekV4 {
 
   Status Forward(const model::ForwardBatch& batch, const model::KvCacheView& kv, float* logits,
                  device::Stream& stream, model::ChoiceRecorder* recorder) override {
-    gaps_.steps_.push_back(
-        {static_cast<int>(batch.token_ids.size()), static_cast<int>(batch.num_computed.size())});
+    gaps_.steps_.push_back({.run = gaps_.run_,
+                            .step = {.num_tokens = static_cast<int>(batch.token_ids.size()),
+                                     .num_seqs = static_cast<int>(batch.num_computed.size()),
+                                     .has_prompt = batch.has_prompt}});
     gaps_.timeline_->Mark(stream);
     const Status status = model_->Forward(batch, kv, logits, stream, recorder);
     gaps_.timeline_->Mark(stream);
     return status;
+  }
+  int CaptureDecodes(const model::KvCacheView& kv, float* logits, const int32_t* sampled,
+                     device::Stream& stream) override {
+    return model_->CaptureDecodes(kv, logits, sampled, stream);
   }
   Status Health() override { return model_->Health(); }
 
@@ -29,17 +35,17 @@ std::unique_ptr<model::DeepSeekV4> StepGaps::Watch(std::unique_ptr<model::DeepSe
   return std::make_unique<MarkedModel>(*this, std::move(model));
 }
 
-Result<std::vector<double>> StepGaps::BetweenDecodes(int num_seqs) {
+Result<std::vector<StepGaps::Step>> StepGaps::Take() {
   ASSIGN_OR_RETURN(const std::vector<double> times, timeline_->Take());
-  const auto is_decode = [num_seqs](const Step& step) {
-    return step.num_seqs == num_seqs && step.num_tokens == num_seqs;
-  };
-  std::vector<double> gaps;
-  for (size_t i = 0; i + 1 < steps_.size(); ++i) {
-    if (is_decode(steps_[i]) && is_decode(steps_[i + 1])) gaps.push_back(times[2 * i + 1]);
+  std::vector<Step> steps;
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    if (steps_[i].run != run_) continue;
+    Step& step = steps.emplace_back(steps_[i].step);
+    step.us = times[2 * i];
+    if (2 * i + 1 < times.size()) step.us_to_next = times[2 * i + 1];
   }
   steps_.clear();
-  return gaps;
+  return steps;
 }
 
 }  // namespace fathom::app

@@ -1,4 +1,5 @@
-// bench throughput: requests of random tokens through the whole engine, all submitted at once.
+// bench throughput: requests of random tokens through the whole engine, all submitted at once,
+// after a few short ones that no figure has.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -64,24 +65,28 @@ class ArrivalSink final : public request::TokenSink {
   Arrivals::Request& request_;
 };
 
+struct Load {
+  int num_prompts = 0, input_len = 0, output_len = 0;
+};
+
 struct Measured {
   double seconds = 0;
+  double decode_seconds = 0;  // from the first request's first token to the last one's last
   std::vector<double> time_to_first_token;    // seconds
   std::vector<double> time_between_tokens;    // while every request decodes
   std::vector<double> time_per_output_token;  // a request's mean after its first
 };
 
-request::Request MakeRequest(const ThroughputOptions& options, engine::Engine& engine,
-                             int vocab_size, TimePoint now, std::mt19937_64& random) {
+request::Request MakeRequest(const ThroughputOptions& options, const Load& load,
+                             engine::Engine& engine, int vocab_size, std::mt19937_64& random) {
   request::Request request;
   request.id = engine.NextRequestId();
-  request.arrival = now;
-  for (int i = 0; i < options.input_len; ++i) {
+  for (int i = 0; i < load.input_len; ++i) {
     request.prompt_token_ids.push_back(
         static_cast<int32_t>(random() % static_cast<uint64_t>(vocab_size)));
   }
   request.sampling.temperature = options.temperature;
-  request.sampling.max_tokens = options.output_len;
+  request.sampling.max_tokens = load.output_len;
   request.sampling.ignore_eos = true;
   request.sampling.seed = random();
   return request;
@@ -105,15 +110,15 @@ std::vector<double> PureDecodeGaps(const std::vector<Arrivals::Request>& request
   return gaps;
 }
 
-Result<Measured> RunRequests(const ThroughputOptions& options, LocalEngine& local) {
+Result<Measured> RunRequests(const ThroughputOptions& options, const Load& load, LocalEngine& local,
+                             std::mt19937_64& random) {
   const SystemClock clock;
-  std::mt19937_64 random(options.model.seed);
-  std::vector<Arrivals::Request> requests(static_cast<size_t>(options.num_prompts));
-  Arrivals arrivals(options.num_prompts);
+  std::vector<Arrivals::Request> requests(static_cast<size_t>(load.num_prompts));
+  Arrivals arrivals(load.num_prompts);
   std::vector<request::Request> submissions;
-  for (int i = 0; i < options.num_prompts; ++i) {
-    submissions.push_back(MakeRequest(options, local.engine(), local.session().config.vocab_size,
-                                      clock.Now(), random));
+  for (int i = 0; i < load.num_prompts; ++i) {
+    submissions.push_back(
+        MakeRequest(options, load, local.engine(), local.session().config.vocab_size, random));
   }
   const TimePoint begin = clock.Now();
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -124,15 +129,26 @@ Result<Measured> RunRequests(const ThroughputOptions& options, LocalEngine& loca
   RETURN_IF_ERROR(arrivals.Wait());
   Measured out;
   out.seconds = Seconds(clock.Now() - begin);
+  TimePoint first = TimePoint::max(), last{};
   for (const Arrivals::Request& r : requests) {
+    first = std::min(first, r.tokens.front());
+    last = std::max(last, r.tokens.back());
     out.time_to_first_token.push_back(Seconds(r.tokens.front() - r.submitted));
     if (r.tokens.size() > 1) {
       out.time_per_output_token.push_back(Seconds(r.tokens.back() - r.tokens.front()) /
                                           static_cast<double>(r.tokens.size() - 1));
     }
   }
+  out.decode_seconds = Seconds(last - first);
   out.time_between_tokens = PureDecodeGaps(requests);
   return out;
+}
+
+// Kernels are loaded and the steps' costs known before the requests that count.
+Load WarmupOf(const Load& load) {
+  return {.num_prompts = load.num_prompts,
+          .input_len = std::min(load.input_len, 64),
+          .output_len = std::min(load.output_len, 8)};
 }
 
 // What a decode step of all requests takes on the device when the host is ahead; microseconds.
@@ -167,10 +183,10 @@ void PrintTimes(const char* what, const std::vector<double>& seconds) {
              Percentile(seconds, 0.5) * 1e3, Percentile(seconds, 0.99) * 1e3);
 }
 
-// What lies beside the model in a decode step of all requests.
-struct Overhead {
-  std::vector<double> between_steps_us;
-  std::optional<double> device_step_us;  // of the model alone; on a GPU
+// What --profile tells.
+struct Profile {
+  std::vector<StepGaps::Step> steps;
+  std::optional<double> device_step_us;  // a decode step of all requests, the model alone; on a GPU
 };
 
 json::Value PrintTokens(const ThroughputOptions& options, const Measured& m) {
@@ -179,6 +195,12 @@ json::Value PrintTokens(const ThroughputOptions& options, const Measured& m) {
                total = output + requests * options.input_len;
   fmt::print("Throughput: {:.2f} requests/s, {:.2f} total tokens/s, {:.2f} output tokens/s\n",
              requests / m.seconds, total / m.seconds, output / m.seconds);
+  if (m.decode_seconds > 0) {
+    fmt::print(
+        "aggregate decode             {:.2f} tokens/s: all generated tokens over the time from the "
+        "first request's first token to the last one's last\n",
+        output / m.decode_seconds);
+  }
   PrintTimes("time to first token", m.time_to_first_token);
   PrintTimes("time per output token", m.time_per_output_token);
   PrintTimes("decode step, all requests", m.time_between_tokens);
@@ -189,27 +211,69 @@ json::Value PrintTokens(const ThroughputOptions& options, const Measured& m) {
   out.Set("requests_per_second", json::Value::Number(requests / m.seconds));
   out.Set("tokens_per_second", json::Value::Number(total / m.seconds));
   out.Set("output_tokens_per_second", json::Value::Number(output / m.seconds));
+  if (m.decode_seconds > 0) {
+    out.Set("aggregate_decode_tokens_per_second", json::Value::Number(output / m.decode_seconds));
+  }
   out.Set("ttft", Milliseconds(m.time_to_first_token));
   out.Set("tpot", Milliseconds(m.time_per_output_token));
   out.Set("decode_step", Milliseconds(m.time_between_tokens));
   return out;
 }
 
-void PrintOverhead(const Measured& m, const Overhead& overhead, json::Value* out) {
-  if (overhead.between_steps_us.empty() || m.time_between_tokens.empty()) {
+// Where the device's time went: steps with prompt tokens, steps of decodes, and between steps.
+void PrintSteps(const std::vector<StepGaps::Step>& steps, json::Value* out) {
+  const auto print = [&](const char* what, const char* name, bool prompts) {
+    int count = 0;
+    double tokens = 0, us = 0;
+    for (const StepGaps::Step& step : steps) {
+      if (step.has_prompt != prompts) continue;
+      ++count;
+      tokens += step.num_tokens;
+      us += step.us;
+    }
+    if (count == 0) return;
+    fmt::print("{:<28} {} of {:.1f} tokens, {:.3f} ms each, {:.1f} ms\n", what, count,
+               tokens / count, us / count / 1e3, us / 1e3);
+    json::Value kind = json::Value::Object();
+    kind.Set("count", json::Value::Number(int64_t{count}));
+    kind.Set("tokens", json::Value::Number(tokens));
+    kind.Set("ms", json::Value::Number(us / 1e3));
+    out->Set(name, std::move(kind));
+  };
+  print("steps with prompt tokens", "prompt_steps", true);
+  print("steps of decodes", "decode_steps", false);
+  double between_us = 0;
+  for (const StepGaps::Step& step : steps) between_us += step.us_to_next;
+  fmt::print("{:<28} {:.1f} ms: sampling, and waiting for the host\n", "between all steps",
+             between_us / 1e3);
+}
+
+// What lies beside the model in a decode step of all requests.
+void PrintOverhead(const ThroughputOptions& options, const Measured& m, const Profile& profile,
+                   json::Value* out) {
+  const auto is_decode = [&](const StepGaps::Step& step) {
+    return !step.has_prompt && step.num_tokens == options.num_prompts;
+  };
+  std::vector<double> between_us;
+  for (size_t i = 0; i + 1 < profile.steps.size(); ++i) {
+    if (is_decode(profile.steps[i]) && is_decode(profile.steps[i + 1])) {
+      between_us.push_back(profile.steps[i].us_to_next);
+    }
+  }
+  if (between_us.empty() || m.time_between_tokens.empty()) {
     fmt::print("no two steps ran all requests alone: --profile needs a larger --output-len\n");
     return;
   }
-  const double between = Percentile(overhead.between_steps_us, 0.5);
-  fmt::print("{:<28} median {:.1f} us, p99 {:.1f} us: sampling, and waiting for the host\n",
-             "between two steps", between, Percentile(overhead.between_steps_us, 0.99));
+  const double between = Percentile(between_us, 0.5);
+  fmt::print("{:<28} median {:.1f} us, p99 {:.1f} us\n", "between two decode steps", between,
+             Percentile(between_us, 0.99));
   out->Set("between_steps_us", json::Value::Number(between));
-  if (!overhead.device_step_us) return;
+  if (!profile.device_step_us) return;
   const double step_us = Percentile(m.time_between_tokens, 0.5) * 1e6;
   fmt::print("{:<28} {:.3f} ms when the host is ahead; the engine's is {:.1f} us longer\n",
-             "a like step, model alone", *overhead.device_step_us / 1e3,
-             step_us - *overhead.device_step_us);
-  out->Set("device_step_ms", json::Value::Number(*overhead.device_step_us / 1e3));
+             "a like step, model alone", *profile.device_step_us / 1e3,
+             step_us - *profile.device_step_us);
+  out->Set("device_step_ms", json::Value::Number(*profile.device_step_us / 1e3));
 }
 
 }  // namespace
@@ -224,24 +288,31 @@ Status RunBenchThroughput(const ThroughputOptions& options) {
         options.num_prompts, model.max_num_seqs));
   }
   ASSIGN_OR_RETURN(ModelSession session, OpenModel(model, SessionText::kTokensOnly));
-  Overhead overhead;
+  Profile profile;
   StepGaps gaps(session.device().kind());
   if (options.profile) {
     if (session.on_gpu()) {
-      ASSIGN_OR_RETURN(overhead.device_step_us, DeviceStep(options, session));
+      ASSIGN_OR_RETURN(profile.device_step_us, DeviceStep(options, session));
     }
     auto& model_of_rank = session.ranks.front().model;
     model_of_rank = gaps.Watch(std::move(model_of_rank));
   }
   ASSIGN_OR_RETURN(auto local,
                    LocalEngine::Start(std::move(session), model, model.model, options.num_prompts));
-  ASSIGN_OR_RETURN(const Measured m, RunRequests(options, *local));
+  std::mt19937_64 random(options.model.seed);
+  const Load load = {.num_prompts = options.num_prompts,
+                     .input_len = options.input_len,
+                     .output_len = options.output_len};
+  RETURN_IF_ERROR(RunRequests(options, WarmupOf(load), *local, random).status());
+  gaps.BeginRun();
+  ASSIGN_OR_RETURN(const Measured m, RunRequests(options, load, *local, random));
   local.reset();  // the worker marks no more
 
   json::Value out = PrintTokens(options, m);
   if (options.profile) {
-    ASSIGN_OR_RETURN(overhead.between_steps_us, gaps.BetweenDecodes(options.num_prompts));
-    PrintOverhead(m, overhead, &out);
+    ASSIGN_OR_RETURN(profile.steps, gaps.Take());
+    PrintSteps(profile.steps, &out);
+    PrintOverhead(options, m, profile, &out);
   }
   return WriteJson(options.output_json, out);
 }
