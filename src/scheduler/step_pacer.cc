@@ -62,6 +62,7 @@ double StepPacer::PrefillShare(const StepLoad& load) const {
 }
 
 int64_t StepPacer::ChunkTokens(const StepLoad& load, int64_t wanted) const {
+  if (load.num_waiting_sessions > load.num_decodes) return wanted;
   const int64_t small = prompt_costs_.TokensWithin(PrefillShare(load) * kPlannedShare, wanted);
   const double cheapest = prompt_costs_.SecondsPerToken(wanted);
   if (prompt_costs_.SecondsPerToken(small) <= kDearnessOfSmall * cheapest) return small;

@@ -175,6 +175,7 @@ TEST(StepPacer, ManyThatWaitAreNotHeldUpForFewThatRun) {
     StepLoad load = Load(1);
     load.num_waiting_sessions = 14;  // a floor of 5%
     load.num_prefill_tokens = pacer.PrefillTokens(load, 2048);
+    EXPECT_EQ(load.num_prefill_tokens % 2048, 0);
     const double seconds = DearDevice::Seconds(1, load.num_prefill_tokens);
     pacer.OnStep(load, seconds);
     total += seconds;
