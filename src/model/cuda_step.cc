@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/check.h"
 #include "device/cuda/cuda_check.h"
@@ -142,6 +143,29 @@ CudaStep StepUploader::Upload(const ForwardBatch& batch, bool pad, device::Strea
                     __LINE__);
   Check(cudaEventRecord(place.copied, static_cast<cudaStream_t>(stream.native_handle())));
   return step;
+}
+
+CudaStep StepUploader::UploadNobody(int num_seqs, int max_blocks, int64_t context,
+                                    const int32_t* sampled, device::Stream& stream) {
+  const auto n = static_cast<size_t>(num_seqs);
+  const std::vector<int32_t> none(n * static_cast<size_t>(max_blocks), -1), zeros(n, 0);
+  const std::vector<int32_t> num_computed(n, static_cast<int32_t>(context));
+  std::vector<int32_t> counting(n + 1);
+  std::iota(counting.begin(), counting.end(), 0);
+  const ForwardBatch batch{.token_ids = zeros,
+                           .token_sources = zeros,
+                           .sampled = sampled,
+                           .cu_seqlens_q = counting,
+                           .num_computed = num_computed,
+                           .block_tables = none,
+                           .max_blocks = max_blocks,
+                           .window_tables = std::span(none).first(n),
+                           .max_window_pages = 1,
+                           .first_window_page = zeros,
+                           .state_slots = std::span(none).first(n),
+                           .logits_rows = std::span(counting).first(n),
+                           .expert_ids = {}};
+  return Upload(batch, /*pad=*/true, stream);
 }
 
 }  // namespace fathom::model

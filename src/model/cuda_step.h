@@ -58,6 +58,11 @@ class StepUploader {
   // may change when it returns. `pad`: as a step of decodes.
   CudaStep Upload(const ForwardBatch& batch, bool pad, device::Stream& stream);
 
+  // A step of decodes for a graph to be captured of: its sequences hold nothing, each has one token
+  // after `context`, and tables of `max_blocks`.
+  CudaStep UploadNobody(int num_seqs, int max_blocks, int64_t context, const int32_t* sampled,
+                        device::Stream& stream);
+
   // What rows of block tables are padded to, at most max_table_blocks: few different ones, so that
   // few graphs serve a growing sequence.
   int TableStride(int max_blocks) const;

@@ -100,7 +100,7 @@ class CudaModel final : public DeepSeekV4 {
     const auto capture = [&](int max_blocks, int64_t context) {
       for (int seqs = 1; seqs <= limits_.max_num_seqs && graphs_.size() < kMaxGraphs;
            seqs = DecodeBucket(seqs, limits_.max_num_seqs) + 1) {
-        CudaStep step = UploadNobody(seqs, max_blocks, context, sampled, stream);
+        CudaStep step = uploader_->UploadNobody(seqs, max_blocks, context, sampled, stream);
         step.kv = kv;
         step.logits = logits;
         graphs_.Capture(step, [this](const CudaStep& captured) { Run(captured); });
@@ -118,30 +118,6 @@ class CudaModel final : public DeepSeekV4 {
   bool Captures() const {
     const bool capturable = collectives_ == nullptr || collectives_->is_captured();
     return capturable && !options_.enforce_eager && !options_.sync_operators;
-  }
-
-  // A step of decodes whose sequences hold nothing, one token after `context`.
-  CudaStep UploadNobody(int num_seqs, int max_blocks, int64_t context, const int32_t* sampled,
-                        device::Stream& stream) {
-    const auto n = static_cast<size_t>(num_seqs);
-    const std::vector<int32_t> none(n * static_cast<size_t>(max_blocks), -1), zeros(n, 0);
-    const std::vector<int32_t> num_computed(n, static_cast<int32_t>(context));
-    std::vector<int32_t> counting(n + 1);
-    std::iota(counting.begin(), counting.end(), 0);
-    ForwardBatch batch{.token_ids = zeros,
-                       .token_sources = zeros,
-                       .sampled = sampled,
-                       .cu_seqlens_q = counting,
-                       .num_computed = num_computed,
-                       .block_tables = none,
-                       .max_blocks = max_blocks,
-                       .window_tables = std::span(none).first(n),
-                       .max_window_pages = 1,
-                       .first_window_page = zeros,
-                       .state_slots = std::span(none).first(n),
-                       .logits_rows = std::span(counting).first(n),
-                       .expert_ids = {}};
-    return uploader_->Upload(batch, /*pad=*/true, stream);
   }
 
   // A broken device is reported by whoever waits for the stream.
