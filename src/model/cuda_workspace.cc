@@ -43,7 +43,7 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carv
   w.batch_bytes = StepBytes(m, limits.max_num_seqs, max_blocks, (m + c.sliding_window) / 64 + 4);
   carver.Take(w.frequencies, 64);
   carver.Take(w.index_counters, kernels::IndexCountersBytes());
-  carver.Take(w.route_counter, 1);
+  carver.Take(w.route_board, 1);
   const int64_t kept_bytes = carver.bytes();
   carver.Take(w.batch, w.batch_bytes);
   w.scratch = w.batch;
@@ -54,8 +54,9 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carv
   for (kernels::HyperConnectionState* state : {&w.attn_state, &w.ffn_state}) {
     carver.Take(state->post, m * 4);
     carver.Take(state->comb_logits, m * 16);
+    carver.Take(state->comb, m * 16);
   }
-  carver.Take(w.boundary_scratch, kernels::BoundaryScratchFloats(m));
+  carver.Take(w.boundary_scratch, kernels::BoundaryScratchFloats(m, hidden));
   carver.Take(w.h, rows * hidden);
   carver.Take(w.h_fp8, rows * hidden);
   carver.Take(w.h_scales, rows * hidden / 128);

@@ -12,6 +12,7 @@
 #include "device/device.h"
 #include "kernels/grouped_gemm/expert_plan.h"
 #include "kernels/hyper_connection/hyper_connection_cuda.h"
+#include "kernels/moe_route/moe_route_cuda.h"
 #include "kernels/tiles.cuh"
 #include "model/model.h"
 
@@ -19,9 +20,9 @@ namespace fathom::model {
 
 struct CudaWorkspace {
   // Kept from step to step.
-  float* frequencies = nullptr;         // [2, 32]: plain, compressed
-  std::byte* index_counters = nullptr;  // zero between steps
-  uint32_t* route_counter = nullptr;    // likewise
+  float* frequencies = nullptr;                // [2, 32]: plain, compressed
+  std::byte* index_counters = nullptr;         // zero between steps
+  kernels::RouteBoard* route_board = nullptr;  // zero at first
 
   // All of the rest: nothing in it outlives a step.
   std::byte* scratch = nullptr;

@@ -551,7 +551,7 @@ class CudaModel final : public DeepSeekV4 {
     kernels::CudaMoeRouteParams route{.gate = w.gate,
                                       .h = H(step),
                                       .scores = ws_->router_scores,
-                                      .counter = ws_->route_counter,
+                                      .board = ws_->route_board,
                                       .num_tokens = tokens,
                                       .prefill = step.prefill,
                                       .num_experts = c_.num_experts,

@@ -164,7 +164,7 @@ class ExpertsCudaTest : public CudaTest {
     const Fp8Tiles gathered{KeepAs<uint8_t>(Poisoned(pair_rows * s.hidden)),
                             KeepAs<float>(Poisoned(pair_rows * s.hidden / 32)), pair_rows / 8};
     const auto ids = Poisoned(pairs * 4), weights = Poisoned(pairs * 4);
-    const std::vector<uint32_t> zero{0};
+    const auto board = Upload(std::vector<std::byte>(sizeof(RouteBoard)));
     const auto scores = Poisoned(tokens * s.num_experts * 4);
     Launch(
         CudaMoeRouteParams{
@@ -172,7 +172,7 @@ class ExpertsCudaTest : public CudaTest {
             .h = {KeepAs<__nv_bfloat16>(Upload(MakeBf16Tiles(x, tokens, s.hidden, rows))),
                   rows / 8},
             .scores = As<float>(scores),
-            .counter = KeepAs<uint32_t>(Upload(zero)),
+            .board = As<RouteBoard>(board),
             .num_tokens = tokens,
             .prefill = prefill,
             .num_experts = s.num_experts,
@@ -215,8 +215,21 @@ class ExpertsCudaTest : public CudaTest {
     }
     GpuOutput out{Download<int32_t>(ids), Download<int32_t>(pair_of), Download<float>(weights),
                   Download<float>(scores), Download<BFloat16>(y)};
+    if (tokens <= kDirectTokens && !prefill) out.scores = ScoresOf(board, tokens, s.num_experts);
     kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(kept), kept_.end());
     return out;
+  }
+
+  // Of few tokens: those that blocks sent each other.
+  std::vector<float> ScoresOf(const device::Buffer& buffer, int64_t tokens, int num_experts) {
+    const auto board = Download<RouteBoard>(buffer);
+    std::vector<float> scores;
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int e = 0; e < num_experts; ++e) {
+        scores.push_back(board[0].scores[t][e].value);
+      }
+    }
+    return scores;
   }
 
   static std::vector<int32_t> TokenIds(int64_t first, int64_t tokens) {

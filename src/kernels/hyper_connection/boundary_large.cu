@@ -1,11 +1,14 @@
-// PostMixKernel: a block takes 64 tokens, a thread 8 columns of one of them in all four streams, 64
-// columns of all tokens at a time. What it fetches next is on its way while it computes. With few
-// tokens blocks share the columns, whole ranges of them. PreKernel: a block a token.
+// PostMixKernel: a block has a range of 256 columns, whose mixers stay in shared memory, and takes
+// tiles of 16 tokens one after another; eight warps a tile, each 32 of the columns in all streams,
+// so that what is read at a time lies together in memory. What a thread loads is what it gives the
+// tensor cores: of tokens g and g + 8 (g = lane / 4) 8 columns that follow each other, as columns
+// 2, 2, 2 and 2 of k (the mixers' columns are taken alike, so their order does not matter).
+// PreKernel: a block a token.
 #include <algorithm>
 
 #include "base/check.h"
-#include "kernels/gemm/wgmma.cuh"
 #include "kernels/hyper_connection/boundary_large.h"
+#include "kernels/hyper_connection/gates.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/quantize/quantize.cuh"
 #include "kernels/sm90.cuh"
@@ -14,57 +17,37 @@ namespace fathom::kernels {
 namespace {
 
 constexpr int kS = kNumStreams;
-constexpr int kTokens = 64;
-constexpr int kColumns = 64;
 constexpr int kThreads = 512;
-constexpr int kSums = kNumMixes + 1;         // and the sum of squares
-constexpr int kSumStride = 32;               // floats of a token's sums
-constexpr int kParts = 3;                    // BF16 values of a mixer's value
-constexpr int kMixerTile = kNumMixes * 128;  // bytes: 24 rows of 64 BF16 columns
+constexpr int kTokens = 16;                              // a tile
+constexpr int kChunk = 32;                               // columns of a warp, 8 a thread
+constexpr int kChunks = kBoundaryRangeColumns / kChunk;  // of a range: warps of a tile
+constexpr int kTeams = kThreads / 32 / kChunks;          // of warps with a tile
+constexpr int kTeamThreads = kChunks * 32;
+constexpr int kSumStride = 32;                         // floats of a token's sums
+constexpr int kParts = 3;                              // BF16 values of a mixer's value
+constexpr int kRowPieces = kBoundaryRangeColumns / 8;  // of 8 columns: 16 bytes
+constexpr int kMixTiles = kNumMixes / 8;
+constexpr int kSums = kMixTiles * 4 + 2;  // of a thread; the last are its tokens' squares
 
-__host__ __device__ int NumRanges(int64_t hidden) {
-  return static_cast<int>(hidden / kColumns < kBoundaryRanges ? hidden / kColumns
-                                                              : kBoundaryRanges);
-}
-
-__device__ float Sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-
-// Softmax over k, then Sinkhorn, of L[j][k] on lanes 4 j + k of each half of a warp.
-__device__ float Sinkhorn(float logit, const HyperConnectionConstants& constants) {
-  const auto over = [](float x, int stride) {
-    x += __shfl_xor_sync(0xffffffffu, x, stride);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2 * stride);
-  };
-  float max = fmaxf(logit, __shfl_xor_sync(0xffffffffu, logit, 1));
-  max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
-  float c = expf(logit - max);
-  c = c / over(c, 1) + constants.hc_eps;
-  c = c / (over(c, 4) + constants.hc_eps);
-  for (int i = 1; i < constants.sinkhorn_iters; ++i) {
-    c = c / (over(c, 1) + constants.hc_eps);
-    c = c / (over(c, 4) + constants.hc_eps);
-  }
-  return c;
-}
-
-struct PostMixShared {
-  alignas(1024) std::byte x[2][kS][kTokens * 128];
-  std::byte mixers[2][kS][kParts][kMixerTile];
-  alignas(16) float comb[kTokens][kS * kS];
-  float post[kTokens][kS];
-  float sums[kS][kTokens][kSums];
+// How the work is shared. Block i has range i % ranges and every groups-th pair of tiles.
+struct PostMixShape {
+  int ranges = 0;  // of the columns
+  int groups = 0;  // blocks of a range
+  int tiles = 0;   // of 16 tokens
 };
 
-// D[64 tokens, 24 mixes] = or += X M^T, both from shared memory in 128-byte swizzled rows.
-__device__ inline void MultiplyMixers(float (&d)[12], uint64_t x, uint64_t mixers, int accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %14, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, %12, %13, p, 1, 1, 0, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
-      : "l"(x), "l"(mixers), "r"(accumulate));
-}
+// What a post needs to know of a tile's tokens.
+struct TileGates {
+  float4 comb[kTokens][kS + 1];  // rows of C; post
+  int32_t pairs[kTokens][kMaxBoundaryPairs];
+};
+
+struct PostMixShared {
+  uint4 mixers[kS][kParts][kNumMixes][kRowPieces];
+  // Of a tile, and of the next one.
+  TileGates gates[2][kTeams];
+  float sums[2][kTeams][kChunks][kSums][32];
+};
 
 __device__ inline void Unpack(const uint4& bits, float (&v)[8]) {
   const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
@@ -79,269 +62,324 @@ __device__ inline uint4 Pack(const float (&v)[8]) {
   return {PackBf16(v[0], v[1]), PackBf16(v[2], v[3]), PackBf16(v[4], v[5]), PackBf16(v[6], v[7])};
 }
 
+// D[16 tokens, 8] += A[16, 16] B[16, 8].
+__device__ inline void Multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // kPairs: at least the rows that y of a token is the sum of, besides its own.
 template <int kPairs>
 class PostMix {
  public:
-  __device__ PostMix(const CudaHyperConnectionParams& params, int splits, PostMixShared& shared)
+  __device__ PostMix(const CudaHyperConnectionParams& params, const PostMixShape& shape,
+                     PostMixShared& shared)
       : p_(params),
+        shape_(shape),
         s_(shared),
-        ranges_(NumRanges(params.hidden)),
-        range_(ranges_ * (static_cast<int>(blockIdx.x) % splits) / splits),
-        end_range_(ranges_ * (static_cast<int>(blockIdx.x) % splits + 1) / splits),
-        first_(int64_t{blockIdx.x} / splits * kTokens) {}
+        hidden_(static_cast<int>(params.hidden)),
+        range_(static_cast<int>(blockIdx.x) % shape.ranges),
+        column0_(range_ * kBoundaryRangeColumns),
+        chunks_(min(kChunks, (hidden_ - column0_) / kChunk)),
+        tile_(static_cast<int>(blockIdx.x) / shape.ranges * kTeams + team()) {}
 
   __device__ void Run() {
-    const int begin = FirstChunk(range_), end = FirstChunk(end_range_);
-    FetchMixers(begin);
-    if (p_.output.y != nullptr) MakeComb();
+    StageMixers();
+    FetchGates(tile_);
+    KeepGates(0);
     WaitForPredecessor();
     AllowSuccessor();
-    FindPairs();
     __syncthreads();
-    FetchY(begin);
-    FetchStreams(begin);
-    for (; range_ < end_range_; ++range_) {
-      const int first = FirstChunk(range_), last = FirstChunk(range_ + 1);
-      for (int c = first; c < last; ++c) {
-        const int buffer = c & 1, next = min(c + 1, end - 1);
-        Post(c, next, buffer);
-        SplitMixers(buffer);
-        FetchMixers(next);
-        if (c > first) AddProducts();
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        __syncthreads();
-        Multiply(buffer);
-      }
-      AddProducts();
-      WriteSums();
+    const int stride = shape_.groups * kTeams;
+    for (int buffer = 0; tile_ < shape_.tiles; tile_ += stride, buffer ^= 1) {
+      FetchGates(tile_ + stride);
+      Prefetch(tile_ + stride);
+      float sums[kSums] = {};
+      if (chunk() < chunks_) AddChunk(s_.gates[buffer][team()], sums);
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) s_.sums[buffer][team()][chunk()][i][lane()] = sums[i];
+      KeepGates(buffer ^ 1);
+      PrefetchPairs(tile_ + stride);
+      NamedBarrier(1 + team(), kTeamThreads);
+      WriteSums(s_.sums[buffer][team()]);
     }
   }
 
  private:
-  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
-  __device__ static int token() { return thread() / 8; }
-  __device__ int64_t row() const { return min(first_ + token(), p_.num_tokens - 1); }
-  __device__ bool real() const { return first_ + token() < p_.num_tokens; }
-  __device__ int FirstChunk(int range) const {
-    return static_cast<int>(p_.hidden) / kColumns * range / ranges_;
-  }
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ static int team() { return static_cast<int>(threadIdx.x) / kTeamThreads; }
+  __device__ static int member() { return static_cast<int>(threadIdx.x) % kTeamThreads; }
+  __device__ static int chunk() { return member() / 32; }
+  // Of the thread's token i, 0 or 1.
+  __device__ int64_t Token(int i) const { return tile_ * int64_t{kTokens} + lane() / 4 + i * 8; }
+  __device__ int64_t Row(int i) const { return min(Token(i), p_.num_tokens - 1); }
+  __device__ bool IsReal(int i) const { return Token(i) < p_.num_tokens; }
 
-  // Half a warp a token.
-  __device__ void MakeComb() {
-    const int lane = thread() % 32;
-    for (int i = thread() / 16; i < kTokens; i += kThreads / 16) {
-      const int64_t t = min(first_ + i, p_.num_tokens - 1);
-      s_.comb[i][lane % 16] =
-          Sinkhorn(p_.before.comb_logits[t * kS * kS + lane % 16], p_.constants);
-      if (lane % 16 < kS) s_.post[i][lane % 16] = p_.before.post[t * kS + lane % 16];
-    }
-  }
+  // Where piece `piece` of a mix's row is: rows that are read together lie in other banks.
+  __device__ static int Place(int mix, int piece) { return piece ^ mix % 2 * 4; }
 
-  __device__ void FindPairs() {
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      if (i < p_.output.num_chosen) pair_[i] = p_.output.pair_of[row() * p_.output.num_chosen + i];
-    }
-  }
-
-  __device__ void FetchY(int chunk) {
-    if (p_.output.y == nullptr) return;
-    const __nv_bfloat16* y = p_.output.y + chunk * kColumns + thread() % 8 * 8;
-    own_ = *reinterpret_cast<const uint4*>(y + row() * p_.hidden);
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      if (i < p_.output.num_chosen) {
-        pairs_[i] = *reinterpret_cast<const uint4*>(y + pair_[i] * p_.hidden);
-      }
-    }
-  }
-  __device__ __nv_bfloat16* Streams(int chunk) const {
-    return p_.streams + row() * kS * p_.hidden + chunk * kColumns + thread() % 8 * 8;
-  }
-  __device__ void FetchStreams(int chunk) {
-#pragma unroll
-    for (int j = 0; j < kS; ++j) {
-      streams_[j] = *reinterpret_cast<const uint4*>(Streams(chunk) + j * p_.hidden);
-    }
-  }
-
-  // Four columns of a mixer a thread: piece i of 24 mixes x 4 streams x 16.
-  __device__ void FetchMixers(int chunk) {
-#pragma unroll
-    for (int i = 0; i < 3; ++i) {
-      const int piece = thread() + i * kThreads, quad = piece % 16;
-      const float* fn = p_.fn + (piece / 16) * p_.hidden + chunk * kColumns + quad * 4;
-      mixers_[i] = __ldg(reinterpret_cast<const float4*>(fn));
-    }
-  }
-  __device__ void SplitMixers(int buffer) {
-#pragma unroll
-    for (int i = 0; i < 3; ++i) {
-      const int piece = thread() + i * kThreads, quad = piece % 16;
-      const int mix = piece / 16 / kS, stream = piece / 16 % kS;
-      const int offset = mix * 128 + ((quad / 2) ^ (mix % 8)) * 16 + quad % 2 * 8;
-      float4 rest = mixers_[i];
+  // Of the range: each value as the sum of three BF16 values.
+  __device__ void StageMixers() {
+    const int pieces = chunks_ * (kChunk / 8);
+#pragma unroll 2
+    for (int i = static_cast<int>(threadIdx.x); i < kNumMixes * kS * kRowPieces; i += kThreads) {
+      const int piece = i % kRowPieces, stream = i / kRowPieces % kS, mix = i / kRowPieces / kS;
+      if (piece >= pieces) continue;
+      const auto* fn = reinterpret_cast<const float4*>(p_.fn + int64_t{i / kRowPieces} * hidden_ +
+                                                       column0_ + piece * 8);
+      const float4 low = __ldg(fn), high = __ldg(fn + 1);
+      float rest[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        const uint2 bits{PackBf16(rest.x, rest.y), PackBf16(rest.z, rest.w)};
-        *reinterpret_cast<uint2*>(s_.mixers[buffer][stream][part] + offset) = bits;
-        const float2 low = UnpackBf16(bits.x), high = UnpackBf16(bits.y);
-        rest = {rest.x - low.x, rest.y - low.y, rest.z - high.x, rest.w - high.y};
+        const uint4 bits = Pack(rest);
+        s_.mixers[stream][part][mix][Place(mix, piece)] = bits;
+        float values[8];
+        Unpack(bits, values);
+        for (int k = 0; k < 8; ++k) rest[k] -= values[k];
       }
     }
   }
 
-  // The output of the sub-layer in these columns; fetches those of the next ones.
-  __device__ void Output(int next, float (&y)[8]) {
-    float own[8];
-    Unpack(own_, own);
-    if (kPairs == 0 || p_.output.pair_of == nullptr) {
-      for (int i = 0; i < 8; ++i) y[i] = own[i];
-    } else {
-      for (float& v : y) v = 0;
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        if (i >= p_.output.num_chosen) break;
-        float pair[8];
-        Unpack(pairs_[i], pair);
-        for (int k = 0; k < 8; ++k) y[k] += pair[k];
-      }
-      for (int i = 0; i < 8; ++i) y[i] = RoundBf16(y[i] + own[i]);
+  // Of the tile that comes next. Where a sub-layer ended, its predecessor has not written them.
+  __device__ void FetchGates(int tile) {
+    if (p_.output.y == nullptr || tile >= shape_.tiles) return;
+    const auto row = [this, tile](int token) {
+      return min(tile * int64_t{kTokens} + token, p_.num_tokens - 1);
+    };
+    if (member() < kTokens * (kS + 1)) {
+      const int token = member() / (kS + 1), i = member() % (kS + 1);
+      const float* from =
+          i < kS ? p_.before.comb + (row(token) * kS + i) * kS : p_.before.post + row(token) * kS;
+      gate_ = *reinterpret_cast<const float4*>(from);
     }
-    FetchY(next);
+    const int token = member() / kMaxBoundaryPairs, i = member() % kMaxBoundaryPairs;
+    if (token < kTokens && i < p_.output.num_chosen) {
+      pair_ = p_.output.pair_of[row(token) * p_.output.num_chosen + i];
+    }
+  }
+  __device__ void KeepGates(int buffer) {
+    TileGates& gates = s_.gates[buffer][team()];
+    if (member() < kTokens * (kS + 1)) (&gates.comb[0][0])[member()] = gate_;
+    if (member() < kTokens * kMaxBoundaryPairs) (&gates.pairs[0][0])[member()] = pair_;
   }
 
-  // x_k = b(post_k y + sum_j C[j][k] x_j), to memory and to the tile of stream k.
-  __device__ void Post(int chunk, int next, int buffer) {
-    float y[8], in[kS][8];
-    Output(next, y);
-    for (int j = 0; j < kS; ++j) Unpack(streams_[j], in[j]);
-    FetchStreams(next);
-    const int t = token(), offset = t * 128 + ((thread() % 8) ^ (t % 8)) * 16;
+  // What the tile will read of the range, to the second-level cache: a row at a time.
+  __device__ void Prefetch(int tile) const {
+    if (tile >= shape_.tiles) return;
+    const int64_t row = int64_t{tile} * kTokens * kS + member(), first = int64_t{tile} * kTokens;
+    if (member() < kTokens * kS) PrefetchRow(p_.streams, min(row, p_.num_tokens * kS - 1));
+    const int token = member() - kTokens * kS;
+    if (token < 0 || token >= kTokens || p_.output.y == nullptr) return;
+    PrefetchRow(p_.output.y, min(first + token, p_.num_tokens - 1));
+  }
+  __device__ void PrefetchPairs(int tile) const {
+    if (tile >= shape_.tiles || member() >= kTokens * kMaxBoundaryPairs) return;
+    if (member() % kMaxBoundaryPairs < p_.output.num_chosen) PrefetchRow(p_.output.y, pair_);
+  }
+  __device__ void PrefetchRow(const __nv_bfloat16* rows, int64_t row) const {
+    asm volatile(
+        "cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows + row * hidden_ + column0_),
+        "r"(chunks_ * kChunk * 2));
+  }
+
+  __device__ __nv_bfloat16* Streams(int i, int column) const {
+    return p_.streams + Row(i) * kS * hidden_ + column;
+  }
+
+  // The output of the sub-layer in 8 columns of token i.
+  __device__ void Output(const TileGates& gates, int i, int column, float (&y)[8]) const {
+    const __nv_bfloat16* from = p_.output.y + column;
+    const uint4 own = *reinterpret_cast<const uint4*>(from + Row(i) * hidden_);
+    if (kPairs == 0 || p_.output.pair_of == nullptr) return Unpack(own, y);
+    uint4 pairs[kPairs > 0 ? kPairs : 1];
+    const int32_t* rows = gates.pairs[lane() / 4 + i * 8];
 #pragma unroll
-    for (int k = 0; k < kS; ++k) {
-      float out[8];
+    for (int n = 0; n < kPairs; ++n) {
+      if (n >= p_.output.num_chosen) break;
+      pairs[n] = *reinterpret_cast<const uint4*>(from + int64_t{rows[n]} * hidden_);
+    }
+    for (float& v : y) v = 0;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        out[i] = in[k][i];
-        if (p_.output.y == nullptr) continue;
-        float mixed = s_.comb[t][k] * in[0][i];
-        for (int j = 1; j < kS; ++j) mixed += s_.comb[t][j * kS + k] * in[j][i];
-        out[i] = s_.post[t][k] * y[i] + mixed;
-      }
-      const uint4 bits = Pack(out);
-      *reinterpret_cast<uint4*>(s_.x[buffer][k] + offset) = bits;
-      if (p_.output.y != nullptr && real()) {
-        *reinterpret_cast<uint4*>(Streams(chunk) + k * p_.hidden) = bits;
-      }
-      Unpack(bits, out);
-      for (int i = 0; i < 8; ++i) squares_ += out[i] * out[i];
+    for (int n = 0; n < kPairs; ++n) {
+      if (n >= p_.output.num_chosen) break;
+      float pair[8];
+      Unpack(pairs[n], pair);
+      for (int k = 0; k < 8; ++k) y[k] += pair[k];
+    }
+    float values[8];
+    Unpack(own, values);
+    for (int k = 0; k < 8; ++k) y[k] = RoundBf16(y[k] + values[k]);
+  }
+
+  // x_k = b(post_k y + sum_j C[j][k] x_j) in 8 columns of token i.
+  __device__ void Post(const TileGates& gates, int i, int column, uint32_t (&x)[kS][4]) const {
+    float y[8];
+    Output(gates, i, column, y);
+    const float4* comb = gates.comb[lane() / 4 + i * 8];
+    const float4 c[kS] = {comb[0], comb[1], comb[2], comb[3]}, post = comb[kS];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      float2 in[kS];
+      for (int j = 0; j < kS; ++j) in[j] = UnpackBf16(x[j][n]);
+      const auto mix = [&](float own, float c0, float c1, float c2, float c3) {
+        const float low = c0 * in[0].x + c1 * in[1].x + c2 * in[2].x + c3 * in[3].x;
+        const float high = c0 * in[0].y + c1 * in[1].y + c2 * in[2].y + c3 * in[3].y;
+        return PackBf16(own * y[2 * n] + low, own * y[2 * n + 1] + high);
+      };
+      x[0][n] = mix(post.x, c[0].x, c[1].x, c[2].x, c[3].x);
+      x[1][n] = mix(post.y, c[0].y, c[1].y, c[2].y, c[3].y);
+      x[2][n] = mix(post.z, c[0].z, c[1].z, c[2].z, c[3].z);
+      x[3][n] = mix(post.w, c[0].w, c[1].w, c[2].w, c[3].w);
     }
   }
 
-  // Warpgroup j takes stream j.
-  __device__ void Multiply(int buffer) {
-    const int stream = thread() / 128;
-    const uint64_t x = SmemDescriptor(SharedAddress(s_.x[buffer][stream]));
-    WgmmaFence();
+  // Sums of the warp's 32 columns are the tensor core's, those over more are FP32's.
+  __device__ void AddChunk(const TileGates& gates, float (&sums)[kSums]) const {
+    const int piece = chunk() * (kChunk / 8) + lane() % 4;
+    const int column = column0_ + piece * 8;
+    uint32_t x[2][kS][4];
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const uint64_t mixers = SmemDescriptor(SharedAddress(s_.mixers[buffer][stream][part]));
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        MultiplyMixers(products_, x + 2 * q, mixers + 2 * q, part != 0 || q != 0);
+    for (int i = 0; i < 2; ++i) {
+      for (int j = 0; j < kS; ++j) {
+        const uint4 bits = *reinterpret_cast<const uint4*>(Streams(i, column) + j * hidden_);
+        x[i][j][0] = bits.x, x[i][j][1] = bits.y, x[i][j][2] = bits.z, x[i][j][3] = bits.w;
       }
     }
-    WgmmaCommit();
-  }
-  // Sums of 64 columns are the tensor core's, those over more are FP32's.
-  __device__ void AddProducts() {
-    WgmmaWait<0>();
+    if (p_.output.y != nullptr) {
 #pragma unroll
-    for (int i = 0; i < 12; ++i) {
-      asm volatile("" : "+f"(products_[i])::"memory");
-      sums_[i] += products_[i];
+      for (int i = 0; i < 2; ++i) {
+        Post(gates, i, column, x[i]);
+        for (int j = 0; j < kS && IsReal(i); ++j) {
+          *reinterpret_cast<uint4*>(Streams(i, column) + j * hidden_) = {x[i][j][0], x[i][j][1],
+                                                                         x[i][j][2], x[i][j][3]};
+        }
+      }
     }
+    float products[kMixTiles][4] = {}, squares[2][4] = {};
+#pragma unroll
+    for (int j = 0; j < kS; ++j) {
+      const uint32_t a[2][4] = {{x[0][j][0], x[1][j][0], x[0][j][1], x[1][j][1]},
+                                {x[0][j][2], x[1][j][2], x[0][j][3], x[1][j][3]}};
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+        for (int n = 0; n < kMixTiles; ++n) {
+          const int mix = n * 8 + lane() / 4;
+          const uint4 b = s_.mixers[j][part][mix][Place(mix, piece)];
+          Multiply(products[n], a[0], b.x, b.y);
+          Multiply(products[n], a[1], b.z, b.w);
+        }
+      }
+      for (const auto& step : a) {
+        Multiply(squares[0], step, step[0], step[2]);
+        Multiply(squares[1], step, step[1], step[3]);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kMixTiles; ++n) {
+      for (int i = 0; i < 4; ++i) sums[n * 4 + i] = products[n][i];
+    }
+    // A token times all tokens: its own is on the diagonal, where g = 2 (lane % 4) or one more.
+    const bool odd = lane() / 4 % 2 != 0;
+    sums[kMixTiles * 4] = odd ? squares[0][1] : squares[0][0];
+    sums[kMixTiles * 4 + 1] = odd ? squares[1][3] : squares[1][2];
   }
 
-  // Of the range; the next one's begin with nothing.
-  __device__ void WriteSums() {
-    const int lane = thread() % 32, row = thread() % 128 / 32 * 16 + lane / 4;
-    float (*sums)[kSums] = s_.sums[thread() / 128];
+  // The team adds up its warps' sums in order.
+  __device__ void WriteSums(const float (&sums)[kChunks][kSums][32]) const {
+    for (int at = member(); at < kSums * 32; at += kTeamThreads) {
+      const int i = at / 32, quad = lane() % 4;
+      const bool is_square = i >= kMixTiles * 4;
+      const int token = lane() / 4 + (is_square ? i - kMixTiles * 4 : i % 4 / 2) * 8;
+      const int mix = is_square ? kNumMixes : i / 4 * 8 + quad * 2 + i % 2;
+      float sum = 0;
 #pragma unroll
-    for (int i = 0; i < 12; ++i) {
-      sums[row + i % 4 / 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2] = sums_[i];
-      sums_[i] = 0;
-    }
-    const float squares = WarpSum<8>(squares_);
-    squares_ = 0;
-    if (thread() % 8 == 0) s_.sums[0][token()][kNumMixes] = squares;
-    __syncthreads();
-    for (int i = thread(); i < kTokens * kSums; i += kThreads) {
-      const int t = i / kSums, mix = i % kSums;
-      float sum = s_.sums[0][t][mix];
-      for (int j = 1; j < kS && mix < kNumMixes; ++j) sum += s_.sums[j][t][mix];
-      if (first_ + t >= p_.num_tokens) continue;
-      p_.scratch[((first_ + t) * ranges_ + range_) * kSumStride + mix] = sum;
+      for (int c = 0; c < kChunks; ++c) sum += sums[c][i][lane()];
+      const int64_t t = tile_ * int64_t{kTokens} + token;
+      if (t >= p_.num_tokens || (is_square && quad != lane() / 8)) continue;
+      p_.scratch[(t * shape_.ranges + range_) * kSumStride + mix] = sum;
     }
   }
 
   const CudaHyperConnectionParams& p_;
+  const PostMixShape& shape_;
   PostMixShared& s_;
-  const int ranges_;
-  int range_;  // that is being added up
-  const int end_range_;
-  const int64_t first_;
-  int32_t pair_[kPairs > 0 ? kPairs : 1];
-  uint4 own_, pairs_[kPairs > 0 ? kPairs : 1], streams_[kS];
-  float4 mixers_[3];
-  float products_[12], sums_[12] = {}, squares_ = 0;
+  const int hidden_, range_, column0_, chunks_;
+  int tile_;  // of the team
+  float4 gate_ = {};
+  int32_t pair_ = 0;
 };
 
 template <int kPairs>
 __global__ void __launch_bounds__(kThreads, 1)
-    PostMixKernel(const __grid_constant__ CudaHyperConnectionParams params, int splits) {
-  extern __shared__ __align__(1024) std::byte memory[];
-  PostMix<kPairs>(params, splits, *reinterpret_cast<PostMixShared*>(memory)).Run();
+    PostMixKernel(const __grid_constant__ CudaHyperConnectionParams params,
+                  const __grid_constant__ PostMixShape shape) {
+  extern __shared__ __align__(16) std::byte memory[];
+  PostMix<kPairs>(params, shape, *reinterpret_cast<PostMixShared*>(memory)).Run();
 }
 
-constexpr int kPreThreads = 512;
-constexpr int kMaxPieces = 2;  // of 8 columns, for a thread
-
 struct PreShared {
-  float mixes[kSums];
+  float sums[kMaxBoundaryRanges][kSumStride];
   float pre[kS];
-  float warp_squares[kPreThreads / 32];
+  float warp_squares[kThreads / 32];
 };
 
-// pre for this launch; post and the logits of C for the next post.
-__device__ void Gates(const CudaHyperConnectionParams& p, int64_t t, PreShared& s) {
-  const int i = static_cast<int>(threadIdx.x);
-  if (i < kSums) {
-    const int ranges = NumRanges(p.hidden);
+// What scales a token's raw mixes.
+__device__ float InverseRms(const CudaHyperConnectionParams& p, float squares) {
+  return InverseSqrt(squares / static_cast<float>(kS * p.hidden) + p.constants.norm_eps);
+}
+
+// pre for this launch, post for the next one.
+__device__ void Gates(const CudaHyperConnectionParams& p, int64_t t, int ranges, PreShared& s) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  for (int r = warp; r < ranges; r += static_cast<int>(blockDim.x) / 32) {
+    if (lane <= kNumMixes) s.sums[r][lane] = p.scratch[(t * ranges + r) * kSumStride + lane];
+  }
+  __syncthreads();
+  if (warp == 0) {
     float sum = 0;
-    for (int k = 0; k < ranges; ++k) sum += p.scratch[(t * ranges + k) * kSumStride + i];
-    s.mixes[i] = sum;
+    for (int r = 0; r < ranges; ++r) sum += s.sums[r][lane];
+    const float inverse_rms = InverseRms(p, __shfl_sync(0xffffffffu, sum, kNumMixes));
+    if (lane < 2 * kS) {
+      const float gate = Sigmoid(sum * inverse_rms * p.scale[lane / kS] + p.base[lane]);
+      if (lane < kS) s.pre[lane] = gate + p.constants.hc_eps;
+      if (lane >= kS) p.after.post[t * kS + lane - kS] = 2.0f * gate;
+    }
   }
   __syncthreads();
-  if (i < kNumMixes) {
-    const float mean = s.mixes[kNumMixes] / static_cast<float>(kS * p.hidden);
-    const float inverse_rms = 1.0f / sqrtf(mean + p.constants.norm_eps);
-    const int part = i < kS ? 0 : i < 2 * kS ? 1 : 2;
-    const float mix = s.mixes[i] * inverse_rms * p.scale[part] + p.base[i];
-    if (part == 0) s.pre[i] = Sigmoid(mix) + p.constants.hc_eps;
-    if (part == 1) p.after.post[t * kS + i - kS] = 2.0f * Sigmoid(mix);
-    if (part == 2) p.after.comb_logits[t * kS * kS + i - 2 * kS] = mix;
+}
+
+// C for the next post, and its logits: four threads a token, a row each.
+__device__ void WriteComb(const CudaHyperConnectionParams& p, int64_t first, int ranges) {
+  const int64_t token = first + threadIdx.x / kS, t = min(token, p.num_tokens - 1);
+  const int j = static_cast<int>(threadIdx.x) % kS, mix = (2 + j) * kS;
+  float4 sum{};
+  float squares = 0;
+#pragma unroll 8
+  for (int r = 0; r < ranges; ++r) {
+    const float* sums = p.scratch + (t * ranges + r) * kSumStride;
+    const float4 part = *reinterpret_cast<const float4*>(sums + mix);
+    sum = {sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
+    squares += sums[kNumMixes];
   }
-  __syncthreads();
+  const float scale = InverseRms(p, squares) * p.scale[2];
+  const float4 base = *reinterpret_cast<const float4*>(p.base + mix);
+  const float4 logits{sum.x * scale + base.x, sum.y * scale + base.y, sum.z * scale + base.z,
+                      sum.w * scale + base.w};
+  const float4 comb = Sinkhorn(logits, p.constants);
+  if (token != t) return;
+  reinterpret_cast<float4*>(p.after.comb_logits)[t * kS + j] = logits;
+  reinterpret_cast<float4*>(p.after.comb)[t * kS + j] = comb;
 }
 
 // Eight columns of the input, BF16 and FP8; 16 lanes have one FP8 block.
 __device__ void WriteInput(const CudaHyperConnectionParams& p, int64_t t, int64_t column,
-                           const float (&y)[8], float inverse_rms) {
-  float weight[8], h[8], largest = 0;
-  Unpack(*reinterpret_cast<const uint4*>(p.norm_weight + column), weight);
+                           const uint4& input, const uint4& norm, float inverse_rms) {
+  float y[8], weight[8], h[8], largest = 0;
+  Unpack(input, y);
+  Unpack(norm, weight);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     h[i] = RoundBf16(inverse_rms * y[i] * weight[i]);
@@ -360,57 +398,72 @@ __device__ void WriteInput(const CudaHyperConnectionParams& p, int64_t t, int64_
   }
 }
 
-__global__ void __launch_bounds__(kPreThreads, 2)
-    PreKernel(const __grid_constant__ CudaHyperConnectionParams p) {
+constexpr int kPieces = 2;  // of 8 columns, for a thread
+
+// A block a token, after some for C. 64 registers: 1,024 threads a multiprocessor.
+template <int kPreThreads>
+__global__ void __launch_bounds__(kPreThreads, 1024 / kPreThreads)
+    PreKernel(const __grid_constant__ CudaHyperConnectionParams p, int ranges, int comb_blocks) {
   __shared__ PreShared s;
-  const int64_t t = blockIdx.x;
+  if (static_cast<int>(blockIdx.x) < comb_blocks) {
+    WaitForPredecessor();
+    AllowSuccessor();
+    return WriteComb(p, int64_t{blockIdx.x} * kPreThreads / kS, ranges);
+  }
+  const int64_t t = static_cast<int>(blockIdx.x) - comb_blocks;
   const int thread = static_cast<int>(threadIdx.x);
+  uint4 norm[kPieces], streams[kPieces][kS];
+#pragma unroll
+  for (int n = 0; n < kPieces; ++n) {
+    const int column = (thread + n * kPreThreads) * 8;
+    if (column < p.hidden) norm[n] = *reinterpret_cast<const uint4*>(p.norm_weight + column);
+  }
   WaitForPredecessor();
   AllowSuccessor();
-  uint4 streams[kMaxPieces][kS];
 #pragma unroll
-  for (int n = 0; n < kMaxPieces; ++n) {
-    const int64_t column = (thread + n * kPreThreads) * 8;
+  for (int n = 0; n < kPieces; ++n) {
+    const int column = (thread + n * kPreThreads) * 8;
     if (column >= p.hidden) break;
     for (int k = 0; k < kS; ++k) {
       streams[n][k] = *reinterpret_cast<const uint4*>(p.streams + (t * kS + k) * p.hidden + column);
     }
   }
-  Gates(p, t, s);
-  float y[kMaxPieces][8], squares = 0;
+  Gates(p, t, ranges, s);
+  float squares = 0;
 #pragma unroll
-  for (int n = 0; n < kMaxPieces; ++n) {
+  for (int n = 0; n < kPieces; ++n) {
     if ((thread + n * kPreThreads) * 8 >= p.hidden) break;
-    for (float& v : y[n]) v = 0;
+    float y[8] = {};
     for (int k = 0; k < kS; ++k) {
       float x[8];
       Unpack(streams[n][k], x);
-      for (int i = 0; i < 8; ++i) y[n][i] += s.pre[k] * x[i];
+      for (int i = 0; i < 8; ++i) y[i] += s.pre[k] * x[i];
     }
-    for (float& v : y[n]) {
-      v = RoundBf16(v);
-      squares += v * v;
-    }
+    streams[n][0] = Pack(y);
+    Unpack(streams[n][0], y);
+    for (const float v : y) squares += v * v;
   }
   squares = WarpSum(squares);
   if (thread % 32 == 0) s.warp_squares[thread / 32] = squares;
   __syncthreads();
   float sum = 0;
-  for (const float warp : s.warp_squares) sum += warp;
-  const float inverse_rms = 1.0f / sqrtf(sum / static_cast<float>(p.hidden) + p.constants.norm_eps);
+  for (int i = 0; i < kPreThreads / 32; ++i) sum += s.warp_squares[i];
+  const float mean = sum / static_cast<float>(p.hidden);
+  const float inverse_rms = InverseSqrt(mean + p.constants.norm_eps);
 #pragma unroll
-  for (int n = 0; n < kMaxPieces; ++n) {
+  for (int n = 0; n < kPieces; ++n) {
     const int64_t column = (thread + n * kPreThreads) * 8;
     if (column >= p.hidden) break;
-    WriteInput(p, t, column, y[n], inverse_rms);
+    WriteInput(p, t, column, streams[n][0], norm[n], inverse_rms);
   }
 }
 
-// Blocks that share the columns of the same tokens, where there are too few tokens for all
-// multiprocessors.
-int Splits(const CudaHyperConnectionParams& p) {
-  const int64_t blocks = (p.num_tokens + kTokens - 1) / kTokens;
-  return static_cast<int>(std::clamp<int64_t>(132 / blocks, 1, NumRanges(p.hidden)));
+PostMixShape MakeShape(const CudaHyperConnectionParams& p) {
+  PostMixShape s;
+  s.ranges = BoundaryRanges(p.hidden);
+  s.tiles = static_cast<int>((p.num_tokens + kTokens - 1) / kTokens);
+  s.groups = std::clamp(132 / s.ranges, 1, s.tiles);
+  return s;
 }
 
 }  // namespace
@@ -418,18 +471,24 @@ int Splits(const CudaHyperConnectionParams& p) {
 bool IsLargeBoundary(const CudaHyperConnectionParams& p) {
   return p.scratch != nullptr && p.rows == nullptr &&
          (p.prefill || p.num_tokens >= kLargeBoundaryTokens) &&
-         p.output.num_chosen <= kMaxBoundaryPairs && p.hidden <= kMaxPieces * kPreThreads * 8;
+         p.output.num_chosen <= kMaxBoundaryPairs && p.hidden <= kPieces * kThreads * 8;
 }
 
 void LaunchLargeBoundary(const CudaHyperConnectionParams& p, device::Stream& stream) {
-  const int splits = Splits(p);
-  const auto blocks = static_cast<unsigned>((p.num_tokens + kTokens - 1) / kTokens * splits);
+  const PostMixShape shape = MakeShape(p);
+  const auto blocks = static_cast<unsigned>(shape.groups * shape.ranges);
   const auto launch = [&](auto kernel) {
-    LaunchKernel(kernel, blocks, kThreads, sizeof(PostMixShared), stream, p, splits);
+    LaunchKernel(kernel, blocks, kThreads, sizeof(PostMixShared), stream, p, shape);
   };
   const int pairs = p.output.pair_of == nullptr ? 0 : p.output.num_chosen;
   launch(pairs == 0 ? PostMixKernel<0> : pairs <= 6 ? PostMixKernel<6> : PostMixKernel<8>);
-  LaunchKernel(PreKernel, static_cast<unsigned>(p.num_tokens), kPreThreads, 0, stream, p);
+  const auto pre = [&](auto kernel, int threads) {
+    const auto tokens = static_cast<int>(p.num_tokens);
+    const int comb_blocks = (tokens * kS + threads - 1) / threads;
+    LaunchKernel(kernel, static_cast<unsigned>(comb_blocks + tokens),
+                 static_cast<unsigned>(threads), 0, stream, p, shape.ranges, comb_blocks);
+  };
+  p.hidden <= kPieces * 256 * 8 ? pre(PreKernel<256>, 256) : pre(PreKernel<512>, 512);
 }
 
 }  // namespace fathom::kernels

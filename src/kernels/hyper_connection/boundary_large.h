@@ -8,16 +8,20 @@
 
 namespace fathom::kernels {
 
-inline constexpr int64_t kLargeBoundaryTokens = 256;
+inline constexpr int64_t kLargeBoundaryTokens = 17;  // from here on
 inline constexpr int64_t kMaxBoundaryPairs = 8;
 
-// The columns are so many ranges, whose sums are added in order at the end: the same bits however
-// many blocks share them.
-inline constexpr int kBoundaryRanges = 16;
+// The columns are ranges, whose sums are added in order at the end: the same bits however many
+// blocks share them.
+inline constexpr int kBoundaryRangeColumns = 256;
+inline constexpr int kMaxBoundaryRanges = 32;
+constexpr int BoundaryRanges(int64_t hidden) {
+  return static_cast<int>((hidden + kBoundaryRangeColumns - 1) / kBoundaryRangeColumns);
+}
 
 // The scratch of a step: the sums of each range.
-constexpr int64_t BoundaryScratchFloats(int64_t num_tokens) {
-  return num_tokens * kBoundaryRanges * 32;
+constexpr int64_t BoundaryScratchFloats(int64_t num_tokens, int64_t hidden) {
+  return num_tokens * BoundaryRanges(hidden) * 32;
 }
 
 bool IsLargeBoundary(const CudaHyperConnectionParams& params);

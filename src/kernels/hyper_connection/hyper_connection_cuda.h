@@ -1,10 +1,10 @@
 // Everything between two sub-layers in one launch, on a GPU: hyper_connection.h's post of the
 // sub-layer that ended, the mixes and pre of the next one, its norm, and its input in both forms
-// that its products read. A cluster of blocks takes 1, 2 or 4 tokens, a block a slice of the
-// columns. C crosses from a launch to the next as raw logits: the softmax and Sinkhorn, which the
-// sub-layer does not need, run while the next launch waits for its predecessor. Where a
-// sub-layer ended it also reads the streams, post and pair_of before that wait: whoever writes them
-// is not its predecessor. From 256 tokens on, and for prefill: boundary_large.h.
+// that its products read. A cluster of blocks takes a token, a block a slice of the columns. C
+// crosses from a launch to the next as raw logits: the softmax and Sinkhorn, which the sub-layer
+// does not need, run while the next launch waits for its predecessor. Where a sub-layer ended it
+// also reads the streams, post and pair_of before that wait: whoever writes them is not its
+// predecessor. From 17 tokens on, and for prefill: boundary_large.h.
 //
 // Where a rank has some columns of the output, the same launch completes it
 // (collective/peer_view.h), for as few tokens as all blocks run at once.
@@ -23,6 +23,7 @@ namespace fathom::kernels {
 struct HyperConnectionState {
   float* post = nullptr;         // [num_tokens, 4]
   float* comb_logits = nullptr;  // [num_tokens, 4, 4], L[j][k]
+  float* comb = nullptr;         // [num_tokens, 4, 4], C[j][k], of many tokens (boundary_large.h)
 };
 
 // The output of the sub-layer that ended.
@@ -68,7 +69,8 @@ struct CudaHyperConnectionParams {
 
 void Launch(const CudaHyperConnectionParams& params, device::Stream& stream);
 
-// Of the calling thread's device. A block waits for its peers, so all must run.
+// Of the calling thread's device. A block waits for its peers, so all must run. Fewer than
+// boundary_large.h takes, so that a step has the same bits on any number of devices.
 int64_t MaxExchangeTokens(int64_t hidden);
 
 }  // namespace fathom::kernels

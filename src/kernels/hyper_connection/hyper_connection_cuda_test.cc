@@ -100,6 +100,7 @@ class HyperConnectionCudaTest : public CudaTest {
     const int64_t rows = (tokens + 7) / 8 * 8;
     const auto gpu_streams = Upload(streams);
     const auto post_a = Poisoned(tokens * 16), comb_a = Poisoned(tokens * 64);
+    const auto final_a = Poisoned(tokens * 64), final_b = Poisoned(tokens * 64);
     const auto post_b = Poisoned(tokens * 16), comb_b = Poisoned(tokens * 64);
     const auto h = Poisoned(rows * hidden * 2), codes = Poisoned(rows * hidden);
     const auto scales = Poisoned(rows * hidden / 32);
@@ -121,7 +122,7 @@ class HyperConnectionCudaTest : public CudaTest {
           .h = {As<__nv_bfloat16>(h), rows / 8},
           .h_fp8 = {As<uint8_t>(codes), As<float>(scales), rows / 8},
           .scratch = reinterpret_cast<float*>(
-              keep(Poisoned(BoundaryScratchFloats(tokens) * int64_t{sizeof(float)})))};
+              keep(Poisoned(BoundaryScratchFloats(tokens, hidden) * int64_t{sizeof(float)})))};
     };
     const auto download_h = [&](int64_t count) {
       const auto tiles = Download<BFloat16>(h);
@@ -136,13 +137,13 @@ class HyperConnectionCudaTest : public CudaTest {
     };
 
     CudaHyperConnectionParams p = params(first);
-    p.after = {As<float>(post_a), As<float>(comb_a)};
+    p.after = {As<float>(post_a), As<float>(comb_a), As<float>(final_a)};
     Launch(p, *gpu_stream_);
     ExpectClose(download_h(tokens), pre1.h, "first input");
 
     p = params(second);
-    p.before = {As<float>(post_a), As<float>(comb_a)};
-    p.after = {As<float>(post_b), As<float>(comb_b)};
+    p.before = {As<float>(post_a), As<float>(comb_a), As<float>(final_a)};
+    p.after = {As<float>(post_b), As<float>(comb_b), As<float>(final_b)};
     if (experts) {  // y as a shared row that is zero and one pair elsewhere
       std::vector<BFloat16> pairs(static_cast<size_t>(2 * tokens * hidden));
       std::copy(y.begin(), y.end(), pairs.begin() + static_cast<std::ptrdiff_t>(y.size()));
@@ -221,10 +222,11 @@ class PrefillBoundaryTest : public HyperConnectionCudaTest {
     const auto begin = streams_.begin() + step.first * 4 * hidden_;
     const auto streams = Upload(std::vector<BFloat16>(begin, begin + tokens * 4 * hidden_));
     const auto post_a = Poisoned(tokens * 16), comb_a = Poisoned(tokens * 64);
+    const auto final_a = Poisoned(tokens * 64), final_b = Poisoned(tokens * 64);
     const auto post_b = Poisoned(tokens * 16), comb_b = Poisoned(tokens * 64);
     const auto h = Poisoned(rows * hidden_ * 2), codes = Poisoned(rows * hidden_);
     const auto scales = Poisoned(rows * hidden_ / 32);
-    const auto scratch = Poisoned(BoundaryScratchFloats(tokens) * 4);
+    const auto scratch = Poisoned(BoundaryScratchFloats(tokens, hidden_) * 4);
     std::vector<int32_t> pair_of, all;
     for (int t = 0; t < tokens; ++t) {
       all.push_back(t);
@@ -269,13 +271,13 @@ class PrefillBoundaryTest : public HyperConnectionCudaTest {
       }
     };
     CudaHyperConnectionParams p = boundary(mixers_[0]);
-    p.after = {As<float>(post_a), As<float>(comb_a)};
+    p.after = {As<float>(post_a), As<float>(comb_a), As<float>(final_a)};
     Launch(p, *gpu_stream_);
     append_h(true);
     p = boundary(mixers_[1]);
     p.output = output;
-    p.before = {As<float>(post_a), As<float>(comb_a)};
-    p.after = {As<float>(post_b), As<float>(comb_b)};
+    p.before = {As<float>(post_a), As<float>(comb_a), As<float>(final_a)};
+    p.after = {As<float>(post_b), As<float>(comb_b), As<float>(final_b)};
     Launch(p, *gpu_stream_);
     append_h(true);
     append(streams, 8 * hidden_);
@@ -283,7 +285,7 @@ class PrefillBoundaryTest : public HyperConnectionCudaTest {
     append(comb_b, 64);
     p = boundary(mixers_[2]);
     p.output = output;
-    p.before = {As<float>(post_b), As<float>(comb_b)};
+    p.before = {As<float>(post_b), As<float>(comb_b), As<float>(final_b)};
     p.rows = As<const int32_t>(rows_of_head);
     Launch(p, *gpu_stream_);
     append_h(false);

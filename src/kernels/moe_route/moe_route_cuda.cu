@@ -1,7 +1,10 @@
-// One warp routes a token; one block makes the plan. Few tokens: every block computes the scores of
-// a few experts, and the last one to finish does the rest.
+// One warp routes a token. Few tokens: one block makes the plan of the scores that the others send
+// it. More: the last block to route its tokens makes it.
+#include <algorithm>
+
 #include "base/check.h"
 #include "kernels/gemm/gemm_cuda.h"
+#include "kernels/latency.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/moe_route/moe_route_cuda.h"
 #include "kernels/quantize/quantize.cuh"
@@ -9,8 +12,8 @@
 namespace fathom::kernels {
 namespace {
 
-constexpr int kRouteWarps = 8;
-constexpr int kPlanThreads = 1024;
+constexpr int kRouteThreads = 512;
+constexpr int kRouteWarps = kRouteThreads / 32;
 
 __device__ float Softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 
@@ -23,14 +26,15 @@ __device__ uint32_t Ordered(float x) {
 constexpr int kExpertsOfLane = kMaxExperts / 32;
 
 // The k best of a warp's scores into ids, best first; ties: the lower id. Lane l has those of
-// experts l, l + 32, ….
-__device__ void ChooseBest(uint32_t (&scores)[kExpertsOfLane], int k, int* ids) {
+// experts l, l + 32, …: `count` of them.
+__device__ void ChooseBest(uint32_t (&scores)[kExpertsOfLane], int count, int k, int* ids) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int n = 0; n < k; ++n) {
     uint32_t best = 0;
     int best_i = 0;
 #pragma unroll
     for (int i = 0; i < kExpertsOfLane; ++i) {
+      if (i == count) break;
       if (scores[i] > best) best = scores[i], best_i = i;
     }
     const uint32_t highest = __reduce_max_sync(0xffffffffu, best);
@@ -70,29 +74,23 @@ struct LaneBias {
 
 __device__ float Score(float logit) { return sqrtf(Softplus(logit)); }
 
-// Writes expert_ids and weights of token t. score(e): of expert e.
-template <typename ScoreOf>
+// Writes expert_ids and weights of token t. score[i]: of expert i * 32 + lane.
 __device__ void RouteToken(const CudaMoeRouteParams& p, int64_t t, const LaneBias& bias,
-                           const ScoreOf& score, RouteScratch& scratch) {
+                           const float (&score)[kExpertsOfLane], RouteScratch& scratch) {
   const int lane = static_cast<int>(threadIdx.x) % 32, k = p.num_chosen;
-  float s[kExpertsOfLane];
+  uint32_t biased[kExpertsOfLane] = {};
 #pragma unroll
   for (int i = 0; i < kExpertsOfLane; ++i) {
-    s[i] = i * 32 + lane < p.num_experts ? score(i * 32 + lane) : 0.0f;
-  }
-  uint32_t biased[kExpertsOfLane];
-#pragma unroll
-  for (int i = 0; i < kExpertsOfLane; ++i) {
-    const bool exists = i * 32 + lane < p.num_experts;
-    if (exists) scratch.s[i * 32 + lane] = s[i];
-    biased[i] = exists ? Ordered(s[i] + bias.of[i]) : 0u;
+    if (i * 32 + lane >= p.num_experts) break;
+    scratch.s[i * 32 + lane] = score[i];
+    biased[i] = Ordered(score[i] + bias.of[i]);
   }
   if (p.tid2eid != nullptr) {
     if (lane < k) scratch.ids[lane] = p.tid2eid[int64_t{p.token_ids[t]} * k + lane];
     __syncwarp();
   } else {
     __syncwarp();
-    ChooseBest(biased, k, scratch.ids);
+    ChooseBest(biased, (p.num_experts + 31) / 32, k, scratch.ids);
   }
   float sum = 0;
   for (int i = 0; i < k; ++i) sum = sum + scratch.s[scratch.ids[i]];
@@ -107,97 +105,74 @@ __device__ void RouteToken(const CudaMoeRouteParams& p, int64_t t, const LaneBia
   scratch.weights[place] = p.weights[t * k + place] = weight;
 }
 
-__global__ void __launch_bounds__(kRouteWarps * 32)
-    RouteKernel(const __grid_constant__ CudaMoeRouteParams p) {
-  __shared__ RouteScratch scratch[kRouteWarps];
-  WaitForPredecessor();
-  AllowSuccessor();
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int64_t t = int64_t{blockIdx.x} * kRouteWarps + warp;
-  if (t >= p.num_tokens) return;
-  const float* logits = p.scores + t * p.num_experts;
-  RouteToken(p, t, LaneBias(p), [logits](int e) { return Score(logits[e]); }, scratch[warp]);
+__device__ RouteBoard::Score* ScoreAt(const CudaMoeRouteParams& p, int token, int expert) {
+  return &p.board->scores[token][expert];
+}
+__device__ uint32_t LaunchNumber(const CudaMoeRouteParams& p) {
+  return *static_cast<volatile const uint32_t*>(&p.board->launches) + 1;
+}
+__device__ void SendScore(RouteBoard::Score* to, float score, uint32_t number) {
+  asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(__float_as_uint(score)),
+               "r"(number)
+               : "memory");
+}
+// Whether it has arrived.
+__device__ bool ReceiveScore(const RouteBoard::Score* from, uint32_t number, float& score) {
+  uint2 words;
+  asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];"
+               : "=r"(words.x), "=r"(words.y)
+               : "l"(from)
+               : "memory");
+  score = __uint_as_float(words.x);
+  return words.y == number;
 }
 
-// Up to kDirectTokens tokens: choices and plan in one block, from the scores of all blocks.
-// token_seq: of this thread's pair.
-__device__ void PlanDirect(const CudaMoeRouteParams& p, const LaneBias& bias, int token_seq,
-                           RouteScratch* scratch, int* tile_of) {
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const int k = p.num_chosen;
-  for (int e = thread; e < p.num_experts; e += kDirectTokens * 32) tile_of[e] = 0;
-  if (warp < p.num_tokens) {
-    const float* scores = p.scores + warp * p.num_experts;
-    RouteToken(p, warp, bias, [scores](int e) { return __ldcg(scores + e); }, scratch[warp]);
-  }
-  __syncthreads();
-  const bool is_pair = thread < p.num_tokens * k, has_pair = is_pair && token_seq >= 0;
-  const RouteScratch& own = scratch[is_pair ? thread / k : 0];
-  const int expert = own.chosen[thread % k];
-  if (has_pair) tile_of[expert] = 1;
-  __syncthreads();
-  if (warp == 0) {  // numbers the experts that are used, in order
-    int count = 0;
-    for (int base = 0; base < p.num_experts; base += 32) {
-      const int e = base + lane;
-      const bool used = e < p.num_experts && tile_of[e] != 0;
-      const uint32_t mask = __ballot_sync(0xffffffffu, used);
-      const int tile = count + __popc(mask & ((1u << lane) - 1));
-      if (used) {
-        tile_of[e] = tile;
-        p.plan.tiles[tile] = {e, 0, 1 + tile, static_cast<int32_t>(p.num_tokens)};
-      }
-      count += __popc(mask);
-    }
-    if (lane == 0) *p.plan.num_tiles = count;
-    for (int row = lane; row < count * 8; row += 32) p.plan.pair_weight[8 + row] = 0;
-    for (int i = lane; i < 2 + count; i += 32) p.plan.progress[i] = 0;
-  }
-  __syncthreads();
-  if (!is_pair) return;
-  const int row = has_pair ? (1 + tile_of[expert]) * 8 + thread / k : 0;
-  p.plan.pair_of[thread] = row;
-  if (has_pair) p.plan.pair_weight[row] = own.weights[thread % k];
-}
-
+// Up to kDirectTokens tokens. The first block makes the plan; of the others each computes the
+// scores of a few experts and sends them with the number of the launch beside them, so that whoever
+// reads a pair of both knows that it has arrived: no counter, no fence.
 constexpr int kDirectThreads = kDirectTokens * 32;
+constexpr int kDirectWarps = kDirectTokens;
 constexpr int kDirectExperts = 2;  // of a block
 constexpr int kPrefetched = 2;     // 16-byte chunks of an expert's row: all, up to 4,096 columns
 
-// Up to kDirectTokens tokens.
-class DirectRouter {
- public:
-  struct Shared {
-    float sums[kDirectTokens][kDirectExperts][kDirectThreads / 32];
-    RouteScratch scratch[kDirectTokens];
-    int tile_of[kMaxExperts];
-    bool last;
-  };
+struct DirectShared {
+  float sums[kDirectTokens][kDirectExperts][kDirectWarps];
+  RouteScratch scratch[kDirectTokens];
+  uint32_t used[kMaxExperts / 32];  // a bit an expert
+};
 
-  __device__ DirectRouter(const CudaMoeRouteParams& params, Shared& shared)
-      : p_(params), s_(shared), first_(static_cast<int>(blockIdx.x) * kDirectExperts) {}
+// kTokens: that a block adds up at once.
+template <int kTokens>
+class DirectScores {
+ public:
+  __device__ DirectScores(const CudaMoeRouteParams& params, DirectShared& shared)
+      : p_(params), s_(shared), first_((static_cast<int>(blockIdx.x) - 1) * kDirectExperts) {}
 
   __device__ void Run() {
     for (int i = 0; i < kPrefetched; ++i) LoadWeights(i, weights_[i]);
-    const LaneBias bias(p_);
-    const int token = thread() / p_.num_chosen;
-    const int token_seq = token < p_.num_tokens ? p_.token_seq[token] : -1;
     WaitForPredecessor();
     AllowSuccessor();
-    for (int64_t t = 0; t < p_.num_tokens; ++t) AddUp(t);
+    const uint32_t number = LaunchNumber(p_);
+    const auto tokens = static_cast<int>(p_.num_tokens);
+#pragma unroll 1
+    for (int t = 0; t < tokens; t += kTokens) AddUp(t);
     __syncthreads();
-    WriteScores();
-    if (!IsLast()) return;
-    PlanDirect(p_, bias, token_seq, s_.scratch, s_.tile_of);
+    const int t = thread() / kDirectExperts, e = thread() % kDirectExperts;
+    if (t >= tokens || first_ + e >= p_.num_experts) return;
+    float logit = 0;
+    for (const float sum : s_.sums[t][e]) logit += sum;
+    SendScore(ScoreAt(p_, t, first_ + e), Score(logit), number);
   }
 
  private:
-  __device__ int thread() const { return static_cast<int>(threadIdx.x); }
+  static constexpr int kSums = kTokens * kDirectExperts;
+
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
   // The first column of this thread's i-th chunk.
-  __device__ int64_t Column(int i) const { return (thread() + i * kDirectThreads) * int64_t{8}; }
+  __device__ static int Column(int i) { return (thread() + i * kDirectThreads) * 8; }
 
   __device__ void LoadWeights(int i, uint4 (&w)[kDirectExperts]) const {
-    const int64_t k = Column(i);
+    const int k = Column(i);
     if (k >= p_.hidden) return;
 #pragma unroll
     for (int e = 0; e < kDirectExperts; ++e) {
@@ -219,57 +194,130 @@ class DirectRouter {
     return sum;
   }
 
-  __device__ void AddUp(int64_t t) {
+  // Of kTokens tokens from t on; of those that do not exist the last one's.
+  __device__ void AddUp(int t) {
     const auto* h = reinterpret_cast<const std::byte*>(p_.h.values);
-    float sums[kDirectExperts] = {};
+    const int last = static_cast<int>(p_.num_tokens) - 1;
+    float sums[kSums] = {};
 #pragma unroll 2
     for (int i = 0; Column(i) < p_.hidden; ++i) {
-      const uint4 x =
-          *reinterpret_cast<const uint4*>(h + Bf16TileOffset(t, Column(i), p_.h.row_groups));
-      uint4 w[kDirectExperts];
+      uint4 x[kTokens], w[kDirectExperts];
+      for (int j = 0; j < kTokens; ++j) {
+        x[j] = *reinterpret_cast<const uint4*>(
+            h + Bf16TileOffset(min(t + j, last), Column(i), p_.h.row_groups));
+      }
       if (i >= kPrefetched) LoadWeights(i, w);
 #pragma unroll
-      for (int e = 0; e < kDirectExperts; ++e) {
-        sums[e] += Dot(i == 0 ? weights_[0][e] : i == 1 ? weights_[1][e] : w[e], x);
+      for (int j = 0; j < kTokens; ++j) {
+        for (int e = 0; e < kDirectExperts; ++e) {
+          const uint4 of = i == 0 ? weights_[0][e] : i == 1 ? weights_[1][e] : w[e];
+          sums[j * kDirectExperts + e] += Dot(of, x[j]);
+        }
       }
     }
-#pragma unroll
-    for (int e = 0; e < kDirectExperts; ++e) {
-      const float sum = WarpSum(sums[e]);
-      if (thread() % 32 == 0) s_.sums[t][e][thread() / 32] = sum;
+    const float sum = TransposedSum(sums);
+    constexpr int kLanes = 32 / kSums;
+    const int of = thread() % 32 / kLanes, token = t + of / kDirectExperts;
+    if (thread() % kLanes == 0 && token <= last) {
+      s_.sums[token][of % kDirectExperts][thread() / 32] = sum;
     }
-  }
-
-  __device__ void WriteScores() {
-    const int t = thread() / kDirectExperts, e = thread() % kDirectExperts;
-    if (t >= p_.num_tokens || first_ + e >= p_.num_experts) return;
-    float logit = 0;
-    for (const float sum : s_.sums[t][e]) logit += sum;
-    p_.scores[t * p_.num_experts + first_ + e] = Score(logit);
-  }
-
-  __device__ bool IsLast() {
-    __threadfence();
-    __syncthreads();
-    if (thread() == 0) {
-      s_.last = atomicAdd(p_.counter, 1u) + 1 == gridDim.x;
-      if (s_.last) *p_.counter = 0;
-      __threadfence();
-    }
-    __syncthreads();
-    return s_.last;
   }
 
   const CudaMoeRouteParams& p_;
-  Shared& s_;
+  DirectShared& s_;
   const int first_;
   uint4 weights_[kPrefetched][kDirectExperts] = {};
 };
 
+// A warp routes a token as soon as it has its scores.
+class DirectPlan {
+ public:
+  __device__ DirectPlan(const CudaMoeRouteParams& params, DirectShared& shared)
+      : p_(params), s_(shared), tokens_(static_cast<int>(params.num_tokens)) {}
+
+  __device__ void Run() {
+    const LaneBias bias(p_);
+    const int token = thread() / p_.num_chosen;
+    const bool is_pair = token < tokens_, has_pair = is_pair && p_.token_seq[token] >= 0;
+    if (thread() < kMaxExperts / 32) s_.used[thread()] = 0;
+    WaitForPredecessor();
+    AllowSuccessor();
+    const uint32_t number = LaunchNumber(p_);
+    __syncthreads();
+    if (warp() < tokens_) {
+      float scores[kExpertsOfLane] = {};
+      AwaitScores(number, scores);
+      RouteToken(p_, warp(), bias, scores, s_.scratch[warp()]);
+    }
+    __syncthreads();
+    const RouteScratch& own = s_.scratch[is_pair ? token : 0];
+    const int i = thread() % p_.num_chosen, expert = own.chosen[i];
+    if (has_pair) atomicOr(&s_.used[expert / 32], 1u << expert % 32);
+    __syncthreads();
+    const int count = UsedBefore(kMaxExperts);
+    for (int row = thread(); row < count * 8; row += kDirectThreads) {
+      p_.plan.pair_weight[8 + row] = 0;
+    }
+    for (int n = thread(); n < 2 + count; n += kDirectThreads) p_.plan.progress[n] = 0;
+    __syncthreads();
+    if (thread() == 0) {
+      *p_.plan.num_tiles = count;
+      p_.board->launches = number;
+    }
+    int row = 0;
+    if (has_pair) {  // tiles are the experts that are used, in order
+      const int tile = UsedBefore(expert);
+      row = (1 + tile) * 8 + token;
+      p_.plan.tiles[tile] = {expert, 0, 1 + tile, tokens_};
+      p_.plan.pair_weight[row] = own.weights[i];
+    }
+    if (is_pair) p_.plan.pair_of[thread()] = row;
+  }
+
+ private:
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+  __device__ static int warp() { return thread() / 32; }
+
+  // Of the warp's token: a lane has those of experts l, l + 32, ….
+  __device__ void AwaitScores(uint32_t number, float (&scores)[kExpertsOfLane]) const {
+    bool all;
+    do {
+      all = true;
+#pragma unroll
+      for (int i = 0; i < kExpertsOfLane; ++i) {
+        const int e = i * 32 + thread() % 32;
+        if (e < p_.num_experts) all &= ReceiveScore(ScoreAt(p_, warp(), e), number, scores[i]);
+      }
+    } while (!all);
+    __syncwarp();
+  }
+
+  // Experts below `expert` that have a pair.
+  __device__ int UsedBefore(int expert) const {
+    int count = 0;
+#pragma unroll
+    for (int i = 0; i < kMaxExperts / 32; ++i) {
+      const int bits = min(max(expert - i * 32, 0), 32);
+      const uint32_t mask = bits == 32 ? 0xffffffffu : (1u << bits) - 1;
+      count += __popc(s_.used[i] & mask);
+    }
+    return count;
+  }
+
+  const CudaMoeRouteParams& p_;
+  DirectShared& s_;
+  const int tokens_;
+};
+
+template <int kTokens>
 __global__ void __launch_bounds__(kDirectThreads)
     RouteDirectKernel(const __grid_constant__ CudaMoeRouteParams p) {
-  __shared__ DirectRouter::Shared shared;
-  DirectRouter(p, shared).Run();
+  __shared__ DirectShared shared;
+  if (blockIdx.x == 0) {
+    DirectPlan(p, shared).Run();
+  } else {
+    DirectScores<kTokens>(p, shared).Run();
+  }
 }
 
 // The sum of values before this thread's, over the first warp's 32 lanes.
@@ -284,92 +332,247 @@ __device__ int ExclusiveScan(int value, int& total) {
   return sum - value;
 }
 
-// Sorts the pairs by expert, those of one in their order: every rank's rows are the same. One
-// block; a warp has a stretch of the pairs.
-__global__ void __launch_bounds__(kPlanThreads)
-    PlanKernel(const __grid_constant__ CudaMoeRouteParams p, int shared_groups, int tile_rows) {
-  constexpr int kWarps = kPlanThreads / 32;
-  __shared__ int count[kMaxExperts], first_row[kMaxExperts], num_tiles;
-  __shared__ uint16_t before[kWarps][kMaxExperts];  // an expert's pairs before the warp's next one
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const int k = p.num_chosen;
-  for (int i = thread; i < kWarps * kMaxExperts; i += kPlanThreads) (&before[0][0])[i] = 0;
-  __syncthreads();
-  WaitForPredecessor();
-  AllowSuccessor();
-  const int64_t num_pairs = p.num_tokens * k, stretch = (num_pairs + kWarps - 1) / kWarps;
-  const int64_t begin = min(warp * stretch, num_pairs), end = min(begin + stretch, num_pairs);
-  // place(i, expert, n): pair i is the expert's n-th; expert -1: padding's.
-  const auto each_pair = [&](const auto& place) {
-    for (int64_t base = begin; base < end; base += 32) {
-      const int64_t i = base + lane;
-      const int e = i < end && p.token_seq[i / k] >= 0 ? p.expert_ids[i] : -1;
-      const uint32_t same = __match_any_sync(0xffffffffu, e), earlier = same & ((1u << lane) - 1);
-      const int n = e < 0 ? 0 : before[warp][e];
-      __syncwarp();
-      if (e >= 0 && earlier == 0) before[warp][e] = static_cast<uint16_t>(n + __popc(same));
-      __syncwarp();
-      if (i < end) place(i, e, n + __popc(earlier));
-    }
-  };
-  each_pair([](int64_t, int, int) {});
-  __syncthreads();
-  for (int e = thread; e < p.num_experts; e += kPlanThreads) {
-    int sum = 0;
-    for (auto& of_warp : before) {
-      const int n = of_warp[e];
-      of_warp[e] = static_cast<uint16_t>(sum);
-      sum += n;
-    }
-    count[e] = sum;
+// How more tokens are shared: block i has those from i * tokens on.
+struct RouteShape {
+  int tokens = 0;         // of a block
+  int warp_tokens = 0;    // of a warp, at most
+  int blocks = 0;         // up to kMaxRouteBlocks
+  int shared_groups = 0;  // of rows, of the shared expert
+  int tile_rows = 0;
+};
+
+struct RouteShared {
+  RouteScratch scratch[kRouteWarps];
+  // Of a warp, how many an expert has; then those of the warps before it.
+  uint16_t pairs[kRouteWarps][kMaxExperts];
+  int segments[kRouteThreads];
+  int count[kMaxExperts];  // pairs
+  bool last;
+};
+
+// Pairs are in the order of their tokens: a pair's place among its expert's pairs is the sum of how
+// many there are in earlier blocks, in earlier warps, and of earlier tokens.
+class Router {
+ public:
+  __device__ Router(const CudaMoeRouteParams& params, const RouteShape& shape, RouteShared& shared)
+      : p_(params),
+        shape_(shape),
+        s_(shared),
+        begin_(int64_t{blockIdx.x} * shape.tokens + warp() * shape.warp_tokens),
+        end_(min(min(begin_ + shape.warp_tokens, (int64_t{blockIdx.x} + 1) * shape.tokens),
+                 params.num_tokens)) {}
+
+  __device__ void Run() {
+    const LaneBias bias(p_);
+    for (int e = lane(); e < p_.num_experts; e += 32) s_.pairs[warp()][e] = 0;
+    WaitForPredecessor();
+    AllowSuccessor();
+    for (int64_t t = begin_; t < end_; ++t) RouteOne(t, bias);
+    __syncthreads();
+    AddWarps();
+    __syncthreads();
+    AddBefore();
+    if (IsLast()) Plan();
   }
-  __syncthreads();
-  if (thread < 32) {
-    int groups = shared_groups, tiles = 0;
-    for (int base = 0; base < p.num_experts; base += 32) {
-      const int e = base + thread, n = e < p.num_experts ? count[e] : 0;
+
+ private:
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+  __device__ static int warp() { return thread() / 32; }
+  __device__ static int lane() { return thread() % 32; }
+  __device__ int* Counts(int block) const { return p_.board->counts[block]; }
+
+  __device__ void RouteOne(int64_t t, const LaneBias& bias) {
+    float scores[kExpertsOfLane] = {};
+#pragma unroll
+    for (int i = 0; i < kExpertsOfLane; ++i) {
+      const int e = i * 32 + lane();
+      if (e < p_.num_experts) scores[i] = p_.scores[t * p_.num_experts + e];
+    }
+#pragma unroll
+    for (int i = 0; i < kExpertsOfLane; ++i) {
+      if (i * 32 >= p_.num_experts) break;
+      scores[i] = Score(scores[i]);
+    }
+    RouteToken(p_, t, bias, scores, s_.scratch[warp()]);
+    CountPairs(t);
+  }
+
+  // Of the token that was just routed; pair_of is the pair's place among the warp's.
+  __device__ void CountPairs(int64_t t) {
+    __syncwarp();
+    const bool is_pair = lane() < p_.num_chosen && p_.token_seq[t] >= 0;
+    const int expert = is_pair ? s_.scratch[warp()].chosen[lane()] : -1;
+    const uint32_t same = __match_any_sync(0xffffffffu, expert);
+    const int earlier = __popc(same & ((1u << lane()) - 1));
+    const int before = is_pair ? s_.pairs[warp()][expert] : 0;
+    __syncwarp();
+    if (is_pair && earlier == 0) {
+      s_.pairs[warp()][expert] = static_cast<uint16_t>(before + __popc(same));
+    }
+    if (lane() < p_.num_chosen) p_.plan.pair_of[t * p_.num_chosen + lane()] = before + earlier;
+    __syncwarp();
+  }
+
+  __device__ void AddWarps() {
+    for (int e = thread(); e < p_.num_experts; e += kRouteThreads) {
+      int sum = 0;
+      for (int w = 0; w < kRouteWarps; ++w) {
+        const int count = s_.pairs[w][e];
+        s_.pairs[w][e] = static_cast<uint16_t>(sum);
+        sum += count;
+      }
+      Counts(static_cast<int>(blockIdx.x))[e] = sum;
+    }
+  }
+
+  // pair_of becomes the pair's place among the block's.
+  __device__ void AddBefore() {
+    for (int64_t t = begin_; t < end_; ++t) {
+      if (lane() >= p_.num_chosen || p_.token_seq[t] < 0) continue;
+      const int64_t pair = t * p_.num_chosen + lane();
+      p_.plan.pair_of[pair] += s_.pairs[warp()][p_.expert_ids[pair]];
+    }
+  }
+
+  __device__ bool IsLast() {
+    __syncthreads();
+    if (thread() == 0) {
+      __threadfence();
+      s_.last = atomicAdd(&p_.board->blocks, 1u) + 1 == gridDim.x;
+      if (s_.last) p_.board->blocks = 0;
+      __threadfence();
+    }
+    __syncthreads();
+    return s_.last;
+  }
+
+  // Counts become how many pairs there are in earlier blocks; behind the last block's is each
+  // expert's first row. Several threads an expert, each a segment of the blocks.
+  __device__ void Plan() {
+    const int experts = p_.num_experts, segments = kRouteThreads / experts;
+    const int expert = thread() % experts, segment = thread() / experts;
+    const int begin = shape_.blocks * segment / segments;
+    const int end = segment < segments ? shape_.blocks * (segment + 1) / segments : begin;
+    int sum = 0;
+#pragma unroll 16
+    for (int b = begin; b < end; ++b) sum += __ldcg(Counts(b) + expert);
+    s_.segments[thread()] = sum;
+    __syncthreads();
+    int before = 0;
+    for (int i = 0; i < segment; ++i) before += s_.segments[i * experts + expert];
+    if (segment == segments - 1) s_.count[expert] = before + sum;
+#pragma unroll 16
+    for (int b = begin; b < end; ++b) {
+      const int count = __ldcg(Counts(b) + expert);
+      Counts(b)[expert] = before;
+      before += count;
+    }
+    __syncthreads();
+    if (warp() == 0) PlaceExperts();
+  }
+
+  // One warp: tiles, and each expert's first row.
+  __device__ void PlaceExperts() {
+    int groups = shape_.shared_groups, tiles = 0;
+    const int rows = shape_.tile_rows;
+    for (int base = 0; base < p_.num_experts; base += 32) {
+      const int e = base + lane(), n = e < p_.num_experts ? s_.count[e] : 0;
       int all_groups, all_tiles;
       const int group = groups + ExclusiveScan((n + 7) / 8, all_groups);
-      const int first = tiles + ExclusiveScan((n + tile_rows - 1) / tile_rows, all_tiles);
+      const int first = tiles + ExclusiveScan((n + rows - 1) / rows, all_tiles);
       groups += all_groups;
       tiles += all_tiles;
-      if (e >= p.num_experts) continue;
-      first_row[e] = group * 8;
-      for (int i = 0; i * tile_rows < n; ++i) {
-        const int at = group + i * tile_rows / 8;
-        p.plan.tiles[first + i] = {e, at, at, min(tile_rows, n - i * tile_rows)};
+      if (e >= p_.num_experts) continue;
+      Counts(shape_.blocks)[e] = group * 8;
+      for (int i = 0; i * rows < n; ++i) {
+        const int at = group + i * rows / 8;
+        p_.plan.tiles[first + i] = {e, at, at, min(rows, n - i * rows)};
       }
     }
-    if (thread == 0) *p.plan.num_tiles = num_tiles = tiles;
+    if (lane() == 0) *p_.plan.num_tiles = tiles;
+    const int num_progress = 1 + NumSharedTiles(p_.num_tokens) + tiles;
+    for (int i = lane(); i < num_progress; i += 32) p_.plan.progress[i] = 0;
   }
-  __syncthreads();
-  const int num_progress = 1 + NumSharedTiles(p.num_tokens) + num_tiles;
-  for (int i = thread; i < num_progress; i += kPlanThreads) p.plan.progress[i] = 0;
-  each_pair([&](int64_t i, int e, int n) {
-    const int row = e < 0 ? 0 : first_row[e] + n;
-    p.plan.pair_of[i] = row;
-    if (e >= 0) p.plan.pair_weight[row] = p.weights[i];
-  });
+
+  const CudaMoeRouteParams& p_;
+  const RouteShape& shape_;
+  RouteShared& s_;
+  const int64_t begin_, end_;  // tokens of the warp
+};
+
+__global__ void __launch_bounds__(kRouteThreads)
+    RouteKernel(const __grid_constant__ CudaMoeRouteParams p,
+                const __grid_constant__ RouteShape shape) {
+  extern __shared__ __align__(16) std::byte memory[];
+  Router(p, shape, *reinterpret_cast<RouteShared*>(memory)).Run();
 }
 
-// One warp a pair: its token's activations to its row.
-__global__ void __launch_bounds__(256) GatherKernel(const __grid_constant__ CudaMoeRouteParams p) {
+constexpr int kGatherWarps = 8;
+constexpr int64_t kManyTokens = 512;
+
+// A warp copies a part of a token's activations to the rows of all its pairs.
+__global__ void __launch_bounds__(kGatherWarps * 32)
+    GatherKernel(const __grid_constant__ CudaMoeRouteParams p,
+                 const __grid_constant__ RouteShape shape, int parts) {
+  __shared__ int rows[kGatherWarps][kMaxChosen];
   WaitForPredecessor();
   AllowSuccessor();
-  const int64_t pair = int64_t{blockIdx.x} * 8 + threadIdx.x / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (pair >= p.num_tokens * p.num_chosen) return;
-  const int64_t t = pair / p.num_chosen;
-  if (p.token_seq[t] < 0) return;
-  const int64_t row = p.plan.pair_of[pair];
-  for (int64_t k = lane * 16; k < p.hidden; k += 512) {
-    *reinterpret_cast<uint4*>(p.gathered.codes + Fp8TileOffset(row, k, p.gathered.row_groups)) =
-        *reinterpret_cast<const uint4*>(p.x.codes + Fp8TileOffset(t, k, p.x.row_groups));
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int item = static_cast<int>(blockIdx.x) * kGatherWarps + warp, part = item % parts;
+  const int64_t t = item / parts, pair = t * p.num_chosen + lane;
+  const bool is_pair = lane < p.num_chosen && t < p.num_tokens;
+  const bool has_pairs = t < p.num_tokens && p.token_seq[t] >= 0;
+  int row = 0;
+  if (is_pair && has_pairs) {
+    const int expert = p.expert_ids[pair];
+    row = p.plan.pair_of[pair] + p.board->counts[t / shape.tokens][expert] +
+          p.board->counts[shape.blocks][expert];
+    rows[warp][lane] = row;
   }
-  for (int64_t block = lane; block < p.hidden / 128; block += 32) {
-    p.gathered.scales[block * p.gathered.row_groups * 8 + row] =
-        p.x.scales[block * p.x.row_groups * 8 + t];
+  __syncthreads();  // all parts of the token have their rows
+  if (is_pair && part == 0) {
+    p.plan.pair_of[pair] = row;
+    if (has_pairs) p.plan.pair_weight[row] = p.weights[pair];
   }
+  if (!has_pairs) return;
+  for (int64_t column = part * 512 + lane * 16; column < p.hidden; column += parts * 512) {
+    const uint4 codes =
+        *reinterpret_cast<const uint4*>(p.x.codes + Fp8TileOffset(t, column, p.x.row_groups));
+    for (int i = 0; i < p.num_chosen; ++i) {
+      const int64_t to = Fp8TileOffset(rows[warp][i], column, p.gathered.row_groups);
+      *reinterpret_cast<uint4*>(p.gathered.codes + to) = codes;
+    }
+  }
+  for (int64_t block = part * 32 + lane; block < p.hidden / 128; block += parts * 32) {
+    const float scale = p.x.scales[block * p.x.row_groups * 8 + t];
+    for (int i = 0; i < p.num_chosen; ++i) {
+      p.gathered.scales[block * p.gathered.row_groups * 8 + rows[warp][i]] = scale;
+    }
+  }
+}
+
+constexpr int kLeastTokens = 4;  // of a block: a warp for each part of a multiprocessor
+
+RouteShape MakeShape(const CudaMoeRouteParams& p) {
+  const auto tokens = static_cast<int>(p.num_tokens);
+  RouteShape s;
+  s.tokens = std::max(kLeastTokens, (tokens + kMaxRouteBlocks - 1) / kMaxRouteBlocks);
+  s.warp_tokens = (s.tokens + kRouteWarps - 1) / kRouteWarps;
+  s.blocks = (tokens + s.tokens - 1) / s.tokens;
+  s.shared_groups = (tokens + 63) / 64 * 8;
+  s.tile_rows = ExpertTileRows(p.num_tokens, p.prefill);
+  return s;
+}
+
+void LaunchDirect(const CudaMoeRouteParams& p, device::Stream& stream) {
+  const auto blocks =
+      1 + (static_cast<unsigned>(p.num_experts) + kDirectExperts - 1) / kDirectExperts;
+  const auto launch = [&](auto kernel) {
+    LaunchKernel(kernel, blocks, kDirectThreads, 0, stream, p);
+  };
+  if (p.num_tokens == 1) return launch(RouteDirectKernel<1>);
+  if (p.num_tokens == 2) return launch(RouteDirectKernel<2>);
+  p.num_tokens <= 4 ? launch(RouteDirectKernel<4>) : launch(RouteDirectKernel<8>);
 }
 
 }  // namespace
@@ -382,11 +585,7 @@ void Launch(const CudaMoeRouteParams& p, device::Stream& stream) {
   CHECK_LT(p.num_tokens, 1 << 16);
   CHECK_NE(p.bias == nullptr, p.tid2eid == nullptr);
   CHECK(p.gate.kind == TileKind::kBf16 && p.gate.cols == p.hidden);
-  if (p.num_tokens <= kDirectTokens && !p.prefill) {
-    const auto experts = static_cast<unsigned>(p.num_experts);
-    return LaunchKernel(RouteDirectKernel, (experts + kDirectExperts - 1) / kDirectExperts,
-                        kDirectThreads, 0, stream, p);
-  }
+  if (p.num_tokens <= kDirectTokens && !p.prefill) return LaunchDirect(p, stream);
   CudaGemmParams gate{.num_problems = 1, .num_tokens = p.num_tokens, .prefill = p.prefill};
   gate.problems[0] = {.w = p.gate,
                       .x_fp8 = {},
@@ -396,14 +595,13 @@ void Launch(const CudaMoeRouteParams& p, device::Stream& stream) {
                       .y_stride = p.num_experts,
                       .y_fp8 = {}};
   Launch(gate, stream);
-  const auto tokens = static_cast<unsigned>(p.num_tokens);
-  LaunchKernel(RouteKernel, (tokens + kRouteWarps - 1) / kRouteWarps, kRouteWarps * 32, 0, stream,
-               p);
-  LaunchKernel(PlanKernel, 1, kPlanThreads, 0, stream, p,
-               static_cast<int>((p.num_tokens + 63) / 64 * 8),
-               ExpertTileRows(p.num_tokens, p.prefill));
-  LaunchKernel(GatherKernel, (tokens * static_cast<unsigned>(p.num_chosen) + 7) / 8, 256, 0, stream,
-               p);
+  const RouteShape shape = MakeShape(p);
+  LaunchKernel(RouteKernel, static_cast<unsigned>(shape.blocks), kRouteThreads, sizeof(RouteShared),
+               stream, p, shape);
+  const int parts = p.num_tokens < kManyTokens ? kGatherWarps : 1;
+  const auto items = static_cast<unsigned>(p.num_tokens * parts);
+  LaunchKernel(GatherKernel, (items + kGatherWarps - 1) / kGatherWarps, kGatherWarps * 32, 0,
+               stream, p, shape, parts);
 }
 
 }  // namespace fathom::kernels

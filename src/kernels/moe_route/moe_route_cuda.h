@@ -16,12 +16,26 @@ namespace fathom::kernels {
 inline constexpr int kMaxExperts = 512;
 inline constexpr int kMaxChosen = 16;
 
+inline constexpr int kMaxRouteBlocks = 128;
+
+// What the blocks of a launch tell each other. Zero at first; another stream's launches need
+// another one.
+struct RouteBoard {
+  struct alignas(8) Score {
+    float value;
+    uint32_t launch;  // its number
+  };
+  uint32_t launches;  // with up to kDirectTokens tokens
+  uint32_t blocks;    // that have ended, of the launch that runs
+  Score scores[kDirectTokens][kMaxExperts];
+  int32_t counts[kMaxRouteBlocks + 1][kMaxExperts];
+};
+
 struct CudaMoeRouteParams {
   TiledMatrix gate;         // kBf16 [num_experts, hidden]
   Bf16Tiles h = {};         // [num_tokens, hidden]
-  float* scores = nullptr;  // [num_tokens, num_experts], scratch
-  // Zero before and after; another stream's launches need another one.
-  uint32_t* counter = nullptr;
+  float* scores = nullptr;  // [num_tokens, num_experts], scratch of more than kDirectTokens
+  RouteBoard* board = nullptr;
   int64_t num_tokens = 0;
   bool prefill = false;  // the same choices and weights for any number of tokens
   int num_experts = 0;

@@ -1,0 +1,229 @@
+// Time of the boundary between two sub-layers and of routing, at the widths of V4 Flash, and their
+// share of what the memory could do (4.55 TB/s, each byte once). A graph of 16 launches, each
+// behind the one before, as in a step. `boundary_bench [tokens...]`; a number with a p behind it: a
+// prompt's.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "kernels/hyper_connection/boundary_large.h"
+#include "kernels/hyper_connection/hyper_connection_cuda.h"
+#include "kernels/moe_route/moe_route_cuda.h"
+
+namespace fathom::kernels {
+namespace {
+
+constexpr int kLayers = 16;
+constexpr int kHidden = 4096, kExperts = 256, kChosen = 6;
+constexpr double kBytesPerUs = 4.55e6;
+
+__global__ void FillFloats(float* out, int64_t count, float scale, uint32_t seed) {
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    uint32_t x = static_cast<uint32_t>(i) * 2654435761u + seed;
+    x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
+    out[i] = (static_cast<float>(x >> 8) * 0x1p-23f - 1.0f) * scale;
+  }
+}
+__global__ void FillBf16(__nv_bfloat16* out, int64_t count, uint32_t seed) {
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    uint32_t x = static_cast<uint32_t>(i) * 2654435761u + seed;
+    x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
+    out[i] = __float2bfloat16(static_cast<float>(x >> 8) * 0x1p-23f - 1.0f);
+  }
+}
+
+class Bench {
+ public:
+  explicit Bench(int64_t tokens, bool prefill)
+      : device_(std::move(device::MakeCudaDevice(0).value())), tokens_(tokens), prefill_(prefill) {
+    stream_ = std::move(device_->MakeStream().value());
+    groups_ = (tokens + 255) / 256 * 32;
+    streams_ = Bf16(tokens * kNumStreams * kHidden);
+    pairs_ = Bf16((1 + kChosen) * tokens * kHidden);
+    h_ = Bf16(groups_ * 8 * kHidden);
+    for (auto& state : states_)
+      state = {Floats(tokens * 4), Floats(tokens * 16), Floats(tokens * 16)};
+    for (int i = 0; i < kLayers; ++i) {
+      fn_.push_back(Floats(int64_t{kNumMixes} * kNumStreams * kHidden, 0.01f));
+      gates_.push_back(Bf16(int64_t{kExperts} * kHidden));
+    }
+    norm_ = Bf16(kHidden);
+    base_ = Floats(kNumMixes);
+    codes_ = Array<uint8_t>(groups_ * 8 * kHidden);
+    gathered_ = Array<uint8_t>(MaxPairRows(tokens, kExperts, kChosen) * kHidden);
+    gathered_scales_ = Floats(MaxPairRows(tokens, kExperts, kChosen) * kHidden / 128);
+    scales_ = Floats(groups_ * 8 * kHidden / 128);
+    scratch_ = Floats(BoundaryScratchFloats(tokens, kHidden));
+    scores_ = Floats(tokens * kExperts);
+    bias_ = Floats(kExperts);
+    weights_ = Floats(tokens * kChosen);
+    std::vector<int32_t> pair_of, seq;
+    std::mt19937 random(1);
+    for (int64_t t = 0; t < tokens; ++t) {
+      seq.push_back(static_cast<int32_t>(t));
+      for (int i = 0; i < kChosen; ++i)
+        pair_of.push_back(static_cast<int32_t>(random() % static_cast<uint32_t>(kChosen * tokens) +
+                                               static_cast<uint32_t>(tokens)));
+    }
+    pair_of_ = Ints(pair_of);
+    token_seq_ = Ints(seq);
+    expert_ids_ = Array<int32_t>(tokens * kChosen);
+    board_ = Array<RouteBoard>(1);
+    plan_ = {.num_tiles = Array<int32_t>(1),
+             .tiles = Array<ExpertTile>(MaxExpertTiles(tokens, kExperts, kChosen)),
+             .pair_of = Array<int32_t>(tokens * kChosen),
+             .pair_weight = Floats(MaxPairRows(tokens, kExperts, kChosen)),
+             .progress = Array<int32_t>(NumProgress(tokens, kExperts, kChosen))};
+  }
+
+  void Run() {
+    const double attention = Time([this](int i) { Boundary(i, false); });
+    const double experts = Time([this](int i) { Boundary(i, true); });
+    const double routing = Time([this](int i) { Route(i); });
+    const auto n = static_cast<double>(tokens_);
+    const double mixers = kNumMixes * kNumStreams * kHidden * 4.0;
+    const auto floor = [&](double rows) { return (n * rows * kHidden * 2 + mixers) / kBytesPerUs; };
+    std::printf(
+        "%6lld %-7s boundary %7.1f us (%5.1f), after experts %7.1f us (%5.1f), routing %7.1f us\n",
+        static_cast<long long>(tokens_), prefill_ ? "prompt" : "decode", attention, floor(10.5),
+        experts, floor(16.5), routing);
+  }
+
+ private:
+  cudaStream_t native() { return static_cast<cudaStream_t>(stream_->native_handle()); }
+  template <typename T>
+  T* Array(int64_t count) {
+    buffers_.push_back(std::move(device_->Allocate(count * int64_t{sizeof(T)} + 16).value()));
+    CHECK_EQ(cudaMemset(buffers_.back().data(), 0, static_cast<size_t>(count) * sizeof(T)),
+             cudaSuccess);
+    return reinterpret_cast<T*>(buffers_.back().data());
+  }
+  float* Floats(int64_t count, float scale = 1) {
+    auto* out = Array<float>(count);
+    FillFloats<<<1024, 256, 0, native()>>>(out, count, scale, ++seed_);
+    return out;
+  }
+  __nv_bfloat16* Bf16(int64_t count) {
+    auto* out = Array<__nv_bfloat16>(count);
+    FillBf16<<<1024, 256, 0, native()>>>(out, count, ++seed_);
+    return out;
+  }
+  template <typename T = int32_t>
+  T* Ints(const std::vector<int32_t>& values) {
+    auto* out = Array<int32_t>(static_cast<int64_t>(values.size()));
+    CHECK(stream_->Copy(out, values.data(), static_cast<int64_t>(values.size() * 4)).ok());
+    CHECK(stream_->Synchronize().ok());
+    return out;
+  }
+
+  void Boundary(int i, bool experts) {
+    SublayerOutput output{.y = pairs_};
+    if (experts) output = {pairs_, pair_of_, kChosen};
+    Launch(CudaHyperConnectionParams{.streams = streams_,
+                                     .num_tokens = tokens_,
+                                     .prefill = prefill_,
+                                     .hidden = kHidden,
+                                     .output = output,
+                                     .before = states_[i % 2],
+                                     .fn = fn_[static_cast<size_t>(i)],
+                                     .scale = base_,
+                                     .base = base_,
+                                     .norm_weight = norm_,
+                                     .constants = {1e-6f, 1e-6f, 20},
+                                     .after = states_[1 - i % 2],
+                                     .h = {h_, groups_},
+                                     .h_fp8 = {codes_, scales_, groups_},
+                                     .scratch = scratch_},
+           *stream_);
+  }
+  void Route(int i) {
+    Launch(
+        CudaMoeRouteParams{
+            .gate = {.kind = TileKind::kBf16,
+                     .rows = kExperts,
+                     .cols = kHidden,
+                     .tiles = reinterpret_cast<const std::byte*>(gates_[static_cast<size_t>(i)])},
+            .h = {h_, groups_},
+            .scores = scores_,
+            .board = board_,
+            .num_tokens = tokens_,
+            .prefill = prefill_,
+            .num_experts = kExperts,
+            .num_chosen = kChosen,
+            .bias = bias_,
+            .token_seq = token_seq_,
+            .expert_ids = expert_ids_,
+            .weights = weights_,
+            .plan = plan_,
+            .hidden = kHidden,
+            .x = {codes_, scales_, groups_},
+            .gathered = {gathered_, gathered_scales_, MaxPairRows(tokens_, kExperts, kChosen) / 8}},
+        *stream_);
+  }
+
+  // Microseconds a launch: the median of some replays of a graph.
+  double Time(const std::function<void(int)>& launch) {
+    CHECK(stream_->Synchronize().ok());
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CHECK_EQ(cudaStreamBeginCapture(native(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    for (int i = 0; i < kLayers; ++i) launch(i);
+    CHECK_EQ(cudaStreamEndCapture(native(), &graph), cudaSuccess);
+    CHECK_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    cudaEvent_t events[2];
+    for (auto& event : events) cudaEventCreate(&event);
+    std::vector<float> times;
+    for (int i = 0; i < 11; ++i) {
+      cudaEventRecord(events[0], native());
+      cudaGraphLaunch(exec, native());
+      cudaEventRecord(events[1], native());
+      CHECK_EQ(cudaEventSynchronize(events[1]), cudaSuccess);
+      float ms = 0;
+      cudaEventElapsedTime(&ms, events[0], events[1]);
+      times.push_back(ms * 1e3f / kLayers);
+    }
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+  }
+
+  std::unique_ptr<device::Device> device_;
+  std::unique_ptr<device::Stream> stream_;
+  const int64_t tokens_;
+  const bool prefill_;
+  uint32_t seed_ = 0;
+  std::vector<device::Buffer> buffers_;
+  int64_t groups_ = 0;
+  __nv_bfloat16 *streams_, *pairs_, *h_, *norm_;
+  std::vector<float*> fn_;
+  std::vector<__nv_bfloat16*> gates_;
+  HyperConnectionState states_[2];
+  float *base_, *scales_, *gathered_scales_, *scratch_, *scores_, *bias_, *weights_;
+  uint8_t *codes_, *gathered_;
+  int32_t *pair_of_, *token_seq_, *expert_ids_;
+  RouteBoard* board_;
+  ExpertPlan plan_;
+};
+
+}  // namespace
+}  // namespace fathom::kernels
+
+int main(int argc, char** argv) {
+  std::vector<const char*> cases(argv + 1, argv + argc);
+  if (cases.empty()) {
+    cases = {"1",  "2",   "8",   "16",   "32",   "64",    "128",  "256",
+             "2p", "16p", "64p", "128p", "512p", "2048p", "8192p"};
+  }
+  for (const char* tokens : cases) {
+    fathom::kernels::Bench(std::atoi(tokens), std::strchr(tokens, 'p') != nullptr).Run();
+  }
+}
