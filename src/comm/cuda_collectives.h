@@ -26,6 +26,10 @@ class CudaCollectives {
   // Whether an exchange may be captured into a graph; otherwise the host takes part.
   virtual bool is_captured() const = 0;
 
+  // Where a kernel can write to shared memory of all ranks at once: then Gather of nothing makes it
+  // known to them. Of none: it cannot.
+  virtual kernels::Mirrors mirrors() const { return {}; }
+
   // At most two matrices in shared memory, at the same places on every rank; none of that memory is
   // in two gathers in a row.
   virtual Status Gather(std::span<const kernels::GatheredMatrix> matrices,

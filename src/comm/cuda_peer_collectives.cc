@@ -20,6 +20,15 @@ class PeerCollectives final : public CudaCollectives {
 
   bool is_captured() const override { return true; }
 
+  kernels::Mirrors mirrors() const override {
+    kernels::Mirrors mirrors;
+    for (int r = 0; r < size(); ++r) {
+      if (r == rank()) continue;
+      mirrors.offsets[mirrors.count++] = view_.memory[r] - view_.memory[rank()];
+    }
+    return mirrors;
+  }
+
   Status Gather(std::span<const kernels::GatheredMatrix> matrices,
                 device::Stream& stream) override {
     kernels::CudaGatherParams params;
@@ -33,7 +42,6 @@ class PeerCollectives final : public CudaCollectives {
 
   Status GatherTiles(const kernels::CudaGatherTilesParams& params,
                      device::Stream& stream) override {
-    if (!kernels::GoAsPackets(params, size())) return CudaCollectives::GatherTiles(params, stream);
     return Launch(params, 1, stream);
   }
   Status GatherOutput(const kernels::CudaGatherOutputParams& params,

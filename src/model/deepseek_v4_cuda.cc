@@ -36,6 +36,9 @@ using kernels::Launch;
 // Captured steps that are kept, some 2 MB each: of up to 64 sequences at contexts of any length.
 constexpr size_t kMaxGraphs = 128;
 constexpr int64_t kBlock = checkpoint::kQuantizedRows;  // columns under one scale
+// From so many tokens of a prompt on, products write to all ranks: sending takes as long as they
+// do.
+constexpr int kMirroredTokens = 256;
 
 class CudaModel final : public DeepSeekV4 {
  public:
@@ -218,6 +221,10 @@ class CudaModel final : public DeepSeekV4 {
       const kernels::OutputExchange gather = collectives_->GatherInBoundary(num_rows, outputs_);
       if (gather.exchange.peers.size > 1) return gather;
     }
+    if (MirrorsOf(step).count > 0 && output.pair_of == nullptr) {
+      AwaitMirrors(step, "outputs of all ranks");
+      return {};
+    }
     if (step.recorder != nullptr) step.recorder->OnOperator("outputs of all ranks", layer_);
     Keep(collectives_->GatherOutput({.exchange = {},
                                      .output = output,
@@ -233,6 +240,7 @@ class CudaModel final : public DeepSeekV4 {
   void CompleteTiles(const CudaStep& step, const char* name, const kernels::Fp8Tiles& tiles,
                      const kernels::RankParts& blocks, bool pairs) {
     if (collectives_ == nullptr) return;
+    if (!pairs && MirrorsOf(step).count > 0) return AwaitMirrors(step, name);
     if (step.recorder != nullptr) step.recorder->OnOperator(name, layer_);
     kernels::CudaGatherTilesParams params{.exchange = {},
                                           .tiles = tiles,
@@ -246,6 +254,16 @@ class CudaModel final : public DeepSeekV4 {
           kernels::MaxPairRows(step.batch.num_tokens, c_.num_experts, c_.num_experts_per_token);
     }
     Keep(collectives_->GatherTiles(params, *step.stream));
+  }
+  // Where attention's products write what all ranks read to all of them: then only that it is there
+  // is exchanged.
+  kernels::Mirrors MirrorsOf(const CudaStep& step) const {
+    const bool many = step.prefill && step.batch.num_tokens >= kMirroredTokens;
+    return many && collectives_ != nullptr ? collectives_->mirrors() : kernels::Mirrors{};
+  }
+  void AwaitMirrors(const CudaStep& step, const char* name) {
+    if (step.recorder != nullptr) step.recorder->OnOperator(name, layer_);
+    Keep(collectives_->Gather({}, *step.stream));
   }
   // The columns of tiles from this rank's first on.
   kernels::Fp8Tiles Own(const kernels::Fp8Tiles& tiles, const kernels::RankParts& blocks) const {
@@ -519,7 +537,10 @@ class CudaModel final : public DeepSeekV4 {
     const int64_t groups = row_groups(step);
     const kernels::Fp8Tiles grouped{ws_->grouped_fp8, ws_->grouped_scales, groups};
     const int tokens = step.batch.num_tokens;
-    kernels::CudaGemmParams first{.num_problems = 1, .num_tokens = tokens, .prefill = step.prefill};
+    kernels::CudaGemmParams first{.num_problems = 1,
+                                  .num_tokens = tokens,
+                                  .prefill = step.prefill,
+                                  .mirrors = MirrorsOf(step)};
     first.problems[0] = {.w = w.wo_a,
                          .x_fp8 = {},
                          .x_bf16 = {ws_->attention_out, groups},
@@ -528,8 +549,7 @@ class CudaModel final : public DeepSeekV4 {
                          .y_fp8 = Own(grouped, grouped_)};
     if (w.wo_a.rows > 0) Enqueue(step, "grouped output product", first);
     CompleteTiles(step, "groups of all ranks", grouped, grouped_, /*pairs=*/false);
-    kernels::CudaGemmParams second{
-        .num_problems = 1, .num_tokens = tokens, .prefill = step.prefill};
+    kernels::CudaGemmParams second = first;
     second.problems[0] = {.w = w.wo_b,
                           .x_fp8 = grouped,
                           .x_bf16 = {},

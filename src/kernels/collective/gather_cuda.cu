@@ -290,6 +290,36 @@ __global__ void __launch_bounds__(kPlainThreads, 2)
   AwaitOthers(peers, number);
 }
 
+// Eight threads take 128 columns of a row.
+__global__ void __launch_bounds__(kPlainThreads, 2)
+    GatherTilesKernel(const __grid_constant__ CudaGatherTilesParams p) {
+  const PeerView& peers = p.exchange.peers;
+  const uint64_t number = ExchangeNumber(p.exchange);
+  WaitForPredecessor();
+  AllowSuccessor();
+  const auto blocks = static_cast<uint32_t>(p.blocks.count(peers.rank));
+  const auto tokens = static_cast<uint32_t>(p.num_tokens);
+  const uint32_t count = tokens * static_cast<uint32_t>(1 + p.num_chosen) * blocks * 8;
+  const auto send = [&](auto* place) {
+    const auto value = *place;
+    const int64_t offset = reinterpret_cast<std::byte*>(place) - peers.memory[peers.rank];
+    for (int to = 0; to < peers.size; ++to) {
+      if (to == peers.rank) continue;
+      *reinterpret_cast<decltype(place)>(peers.memory[to] + offset) = value;
+    }
+  };
+  for (uint32_t i = blockIdx.x * kPlainThreads + threadIdx.x; i < count;
+       i += gridDim.x * kPlainThreads) {
+    const uint32_t index = i / 8 / blocks;
+    const int64_t row = index < tokens ? index : p.pair_of[index - tokens];
+    const int64_t block = p.blocks.begin[peers.rank] + i / 8 % blocks;
+    const int64_t chunk = Fp8TileOffset(row, block * 128 + i % 8 * 16, p.tiles.row_groups);
+    send(reinterpret_cast<uint4*>(p.tiles.codes + chunk));
+    if (i % 8 == 0) send(p.tiles.scales + block * p.tiles.row_groups * 8 + row);
+  }
+  AwaitOthers(peers, number);
+}
+
 // Where the values of rank `from` land in the memory of rank `to`.
 __device__ uint4* LandingAt(const PeerView& peers, int to, int from, uint64_t number) {
   const int64_t place = static_cast<int64_t>(number & 1) * peers.size + from;
@@ -349,7 +379,7 @@ ColumnExchange SplitColumns(const CudaGatherColumnsParams& p) {
   bool in_chunks = true;
   for (int r = 0; r <= size; ++r) in_chunks &= p.columns.begin[r] % 4 == 0;
   const int64_t packet_rows = kMaxPackets / (most / 2);
-  if (p.num_rows <= packet_rows || !in_chunks) return {true, packet_rows};
+  if ((size == 2 && p.num_rows <= packet_rows) || !in_chunks) return {true, packet_rows};
   return {false, kLandingBytes / size / (most * int64_t{sizeof(float)})};
 }
 
@@ -394,13 +424,16 @@ void MatricesOf(const CudaGatherTilesParams& p, int size, GatheredMatrix (&matri
       GatheredRows(p.tiles.scales, groups * kScaleBytes, used * kScaleBytes, p.blocks, size);
 }
 
-bool GoAsPackets(const CudaGatherTilesParams& p, int size) {
-  return GoesAsPackets(
-      p.num_tokens * (1 + p.num_chosen) * p.blocks.most(size) * TilePackets::kOfBlock, size);
-}
-
 void Launch(const CudaGatherTilesParams& p, device::Stream& stream) {
-  LaunchPackets(p.exchange, TilePackets(p), stream);
+  const PeerView& peers = p.exchange.peers;
+  const int64_t most = p.num_tokens * (1 + p.num_chosen) * p.blocks.most(peers.size);
+  if (GoesAsPackets(most * TilePackets::kOfBlock, peers.size)) {
+    return LaunchPackets(p.exchange, TilePackets(p), stream);
+  }
+  const int64_t tiles = p.blocks.begin[peers.size] * p.tiles.row_groups;
+  CheckShared(peers, reinterpret_cast<const std::byte*>(p.tiles.codes), tiles * kTileBytes);
+  CheckShared(peers, reinterpret_cast<const std::byte*>(p.tiles.scales), tiles * kTileRows * 4);
+  LaunchKernel(GatherTilesKernel, PlainBlocks(most * 8), kPlainThreads, 0, stream, p);
 }
 
 void Launch(const CudaGatherOutputParams& p, device::Stream& stream) {

@@ -44,7 +44,8 @@ struct CudaGatherParams {
 void Launch(const CudaGatherParams& params, device::Stream& stream);
 
 // FP8 activations of which each rank has some blocks of 128 columns: rows [0, num_tokens), and with
-// pair_of [num_tokens, num_chosen] the rows that it names. As packets, to any memory.
+// pair_of [num_tokens, num_chosen] the rows that it names, the same on all ranks. As packets, or as
+// plain values: the tiles are in shared memory.
 struct CudaGatherTilesParams {
   PeerExchange exchange;
   Fp8Tiles tiles;
@@ -54,7 +55,6 @@ struct CudaGatherTilesParams {
   int num_chosen = 0;
   int64_t num_rows = 0;  // that are in use, these among them
 };
-bool GoAsPackets(const CudaGatherTilesParams& params, int size);
 void Launch(const CudaGatherTilesParams& params, device::Stream& stream);
 // Codes and scales of all rows in use.
 void MatricesOf(const CudaGatherTilesParams& params, int size, GatheredMatrix (&matrices)[2]);

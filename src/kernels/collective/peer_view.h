@@ -26,11 +26,11 @@ inline constexpr int kMaxPeers = 8;
 // exchange, so that whoever reads a pair of them knows that it has arrived.
 inline constexpr int64_t kPacketBytes = 16;
 inline constexpr int64_t kPacketValueBytes = 8;
-// Packets are twice their values. From so many bytes sent on, plain values are faster, though their
-// flags cost a microsecond more.
+// Packets are twice their values, and each is stored for every other rank. Plain values are faster
+// among more than two ranks, and from so many bytes on between two.
 inline constexpr int64_t kMaxPacketBytesSent = int64_t{192} << 10;
 constexpr bool GoesAsPackets(int64_t num_packets, int size) {
-  return num_packets * kPacketBytes * (size - 1) <= kMaxPacketBytesSent;
+  return size == 2 && num_packets * kPacketBytes <= kMaxPacketBytesSent;
 }
 // Room for one rank's in one exchange: a row of 129,280 logits, or 16 tokens of 7,168 values, on
 // two.
@@ -91,6 +91,13 @@ struct PeerView {
   // Pinned host memory: 1 + the rank that was waited for in vain; 0: none.
   volatile uint32_t* timed_out = nullptr;
   uint64_t timeout_ns = 0;
+};
+
+// Where else a value goes that one rank computes and all read: to the same place of the others'
+// shared memory, so many bytes from this rank's.
+struct Mirrors {
+  int count = 0;
+  int64_t offsets[kMaxPeers - 1] = {};
 };
 
 // One exchange: the `index`-th of a step. size 1: none.

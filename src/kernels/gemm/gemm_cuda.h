@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "device/device.h"
+#include "kernels/collective/peer_view.h"
 #include "kernels/gemm/weight_tiles.h"
 #include "kernels/tiles.cuh"
 
@@ -41,6 +42,7 @@ struct CudaGemmParams {
   int num_problems = 0;
   int64_t num_tokens = 0;  // x tiles hold at least this many, rounded up to PaddedTokens
   bool prefill = false;    // the same bits for any number of tokens
+  Mirrors mirrors = {};    // of y, FP8 or BF16 in whole 128 columns; prefill of many tokens
 };
 
 // The rows that x tiles must hold for a number of tokens: what a block may read. Rows past

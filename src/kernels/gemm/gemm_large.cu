@@ -17,6 +17,8 @@ struct LargeGrid {
   int token_tiles;
 };
 
+// kMirrored: y goes to p.mirrors, too.
+template <bool kMirrored>
 struct GemmWork {
   const CudaGemmParams& p;
   const LargeGrid& grid;
@@ -71,19 +73,21 @@ struct GemmWork {
       const int64_t token = at.token + token_tile * 64 + thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        WriteRow(g, at.row, token + half * 8, token + half * 8 < p.num_tokens, half * 2, d[i]);
+        WriteRow(g, kMirrored ? &p.mirrors : nullptr, at.row, token + half * 8,
+                 token + half * 8 < p.num_tokens, half * 2, d[i]);
       }
     }
   }
 
   // d[4 j + first + {0, 1}] are this thread's columns of the j-th eight.
-  __device__ static void WriteRow(const GemmProblem& g, int64_t row, int64_t token, bool real,
-                                  int first, const float (&d)[64]) {
+  __device__ static void WriteRow(const GemmProblem& g, const Mirrors* mirrors, int64_t row,
+                                  int64_t token, bool real, int first, const float (&d)[64]) {
     if (g.output == GemmOutput::kFp8Tiles)
-      return WriteFp8(g.y_fp8, row, real ? token : -1, first, d);
+      return WriteFp8(g.y_fp8, mirrors, row, real ? token : -1, first, d);
     const int64_t offset = token * g.y_stride + row;
     if (g.output == GemmOutput::kBf16 && row + kLargeRows <= g.w.rows && g.y_stride % 8 == 0) {
-      return WriteBf16Row(d, first, real ? static_cast<__nv_bfloat16*>(g.y) + offset : nullptr);
+      return WriteBf16Row(d, first, real ? static_cast<__nv_bfloat16*>(g.y) + offset : nullptr,
+                          mirrors);
     }
     if (!real) return;
 #pragma unroll
@@ -100,8 +104,8 @@ struct GemmWork {
     }
   }
 
-  __device__ static void WriteFp8(const Fp8Tiles& y, int64_t row, int64_t token, int first,
-                                  const float (&d)[64]) {
+  __device__ static void WriteFp8(const Fp8Tiles& y, const Mirrors* mirrors, int64_t row,
+                                  int64_t token, int first, const float (&d)[64]) {
     float v[32], largest = 0;
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
@@ -109,32 +113,34 @@ struct GemmWork {
       largest = fmaxf(largest, fabsf(v[i]));
     }
     const uint32_t scale = Fp8Scale(QuadMax(largest));
-    WriteFp8Chunks<8>(v, Ue8m0Inverse(scale), y, token, row);
+    WriteFp8Chunks<8>(v, Ue8m0Inverse(scale), y, token, row, mirrors);
     if (token >= 0 && threadIdx.x % 4 == 0) {
-      y.scales[row / 128 * y.row_groups * 8 + token] = Ue8m0Value(scale);
+      StoreMirrored(&y.scales[row / 128 * y.row_groups * 8 + token], Ue8m0Value(scale), mirrors);
     }
   }
 };
 
-template <TileKind kKind>
+template <TileKind kKind, bool kMirrored>
 __global__ void __launch_bounds__(LargeThreads(kKind), 1)
     GemmLargeKernel(const __grid_constant__ CudaGemmParams params,
                     const __grid_constant__ LargeGrid grid) {
   extern __shared__ __align__(1024) std::byte shared[];
   auto& ring = *reinterpret_cast<LargeRing<kKind>*>(shared);
-  LargeMultiplier<kKind, GemmWork>::Init(ring);
+  LargeMultiplier<kKind, GemmWork<kMirrored>>::Init(ring);
   WaitForPredecessor();
   AllowSuccessor();
-  GemmWork work{params, grid};
-  LargeMultiplier<kKind, GemmWork>(ring, work, static_cast<int>(blockIdx.x),
-                                   static_cast<int>(gridDim.x))
+  GemmWork<kMirrored> work{params, grid};
+  LargeMultiplier<kKind, GemmWork<kMirrored>>(ring, work, static_cast<int>(blockIdx.x),
+                                              static_cast<int>(gridDim.x))
       .Run();
+  if (kMirrored) __threadfence_system();
 }
 
 // The problems of one kind.
 template <TileKind kKind>
 void Run(const CudaGemmParams& all, device::Stream& stream) {
-  CudaGemmParams params{.num_tokens = all.num_tokens, .prefill = all.prefill};
+  CudaGemmParams params{
+      .num_tokens = all.num_tokens, .prefill = all.prefill, .mirrors = all.mirrors};
   LargeGrid grid{};
   grid.token_tiles = static_cast<int>((all.num_tokens + kLargeTokens - 1) / kLargeTokens);
   int tiles = 0;
@@ -147,8 +153,15 @@ void Run(const CudaGemmParams& all, device::Stream& stream) {
   }
   if (tiles == 0) return;
   for (int i = params.num_problems; i <= kMaxGemmProblems; ++i) grid.first[i] = tiles;
-  LaunchKernel(GemmLargeKernel<kKind>, static_cast<unsigned>(std::min(tiles, LargeBlocks())),
-               LargeThreads(kKind), sizeof(LargeRing<kKind>), stream, params, grid);
+  const auto launch = [&](auto kernel) {
+    LaunchKernel(kernel, static_cast<unsigned>(std::min(tiles, LargeBlocks())), LargeThreads(kKind),
+                 sizeof(LargeRing<kKind>), stream, params, grid);
+  };
+  if constexpr (kKind != TileKind::kBf16) {
+    if (params.mirrors.count > 0) return launch(GemmLargeKernel<kKind, true>);
+  }
+  CHECK_EQ(params.mirrors.count, 0);
+  launch(GemmLargeKernel<kKind, false>);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "kernels/collective/peer_view.h"
 #include "kernels/quantize/quantize.cuh"
 #include "kernels/tiles.cuh"
 
@@ -29,9 +30,21 @@ __device__ inline void QuadTranspose(uint32_t (&v)[4]) {
 
 __device__ inline float QuadMax(float x) { return WarpMax<4>(x); }
 
+// mirrors: null for none; a constant, so that kernels without them do not ask.
+template <typename Value>
+__device__ inline void StoreMirrored(void* place, Value value, const Mirrors* mirrors) {
+  *static_cast<Value*>(place) = value;
+  if (mirrors == nullptr) return;
+#pragma unroll 1
+  for (int i = 0; i < mirrors->count; ++i) {
+    *reinterpret_cast<Value*>(static_cast<std::byte*>(place) + mirrors->offsets[i]) = value;
+  }
+}
+
 // One row's 128 columns of a thread's quad as BF16: sums d[4 j + first + {0, 1}]. `y`: column 0 of
 // the row, 16-byte aligned; null: only take part.
-__device__ inline void WriteBf16Row(const float (&d)[64], int first, __nv_bfloat16* y) {
+__device__ inline void WriteBf16Row(const float (&d)[64], int first, __nv_bfloat16* y,
+                                    const Mirrors* mirrors = nullptr) {
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
     uint32_t v[4];
@@ -41,7 +54,7 @@ __device__ inline void WriteBf16Row(const float (&d)[64], int first, __nv_bfloat
     }
     QuadTranspose(v);
     if (y != nullptr) {
-      *reinterpret_cast<uint4*>(y + c * 32 + threadIdx.x % 4 * 8) = {v[0], v[1], v[2], v[3]};
+      StoreMirrored(y + c * 32 + threadIdx.x % 4 * 8, uint4{v[0], v[1], v[2], v[3]}, mirrors);
     }
   }
 }
@@ -58,7 +71,8 @@ __device__ inline uint4 CodeChunk(uint32_t (&codes)[4]) {
 // only take part. Values: v[2 j + {0, 1}] are this thread's columns of the j-th eight.
 template <int kChunks>
 __device__ inline void WriteFp8Chunks(const float (&v)[4 * kChunks], float inverse,
-                                      const Fp8Tiles& y, int64_t token, int64_t column) {
+                                      const Fp8Tiles& y, int64_t token, int64_t column,
+                                      const Mirrors* mirrors = nullptr) {
 #pragma unroll
   for (int c = 0; c < kChunks; c += 4) {
     uint32_t codes[4];
@@ -71,7 +85,7 @@ __device__ inline void WriteFp8Chunks(const float (&v)[4 * kChunks], float inver
     const uint4 chunk = CodeChunk(codes);
     if (token >= 0) {
       const int64_t at = column + (c + threadIdx.x % 4) * 16;
-      *reinterpret_cast<uint4*>(y.codes + Fp8TileOffset(token, at, y.row_groups)) = chunk;
+      StoreMirrored(y.codes + Fp8TileOffset(token, at, y.row_groups), chunk, mirrors);
     }
   }
 }
