@@ -8,6 +8,7 @@
 #include "kernels/hyper_connection/boundary_large.h"
 #include "kernels/indexer/indexer_cuda.h"
 #include "kernels/sparse_attention/sparse_attention_cuda.h"
+#include "model/deepseek_v4_cuda.h"
 
 namespace fathom::model {
 namespace {
@@ -151,6 +152,16 @@ int64_t CudaWorkspaceBytes(const config::ModelConfig& config, const ModelLimits&
   Carver sizes(nullptr);
   Carve(config, limits, sizes, ignored);
   return sizes.bytes();
+}
+
+comm::CudaGroupOptions GroupOptions(const config::ModelConfig& config, const ModelLimits& limits,
+                                    int num_ranks) {
+  const int64_t t_row_bytes = MaxPairRowsOf(config, limits) * 128;  // a block of columns
+  return {
+      .hidden = config.hidden_size,
+      .shared_bytes =
+          SharedWorkspaceBytes(config, limits, int64_t{config.o_groups} * config.o_lora_rank),
+      .max_row_bytes = std::max<int64_t>(t_row_bytes * num_ranks, int64_t{config.vocab_size} * 4)};
 }
 
 Result<std::unique_ptr<CudaWorkspace>> MakeCudaWorkspace(const config::ModelConfig& config,

@@ -759,16 +759,6 @@ Status CheckSizes(const config::ModelConfig& c) {
 
 }  // namespace
 
-comm::CudaGroupOptions GroupOptions(const config::ModelConfig& config, const ModelLimits& limits,
-                                    int num_ranks) {
-  const int64_t t_row_bytes = MaxPairRowsOf(config, limits) * kBlock;  // a block of columns
-  return {
-      .hidden = config.hidden_size,
-      .shared_bytes =
-          SharedWorkspaceBytes(config, limits, int64_t{config.o_groups} * config.o_lora_rank),
-      .max_row_bytes = std::max<int64_t>(t_row_bytes * num_ranks, int64_t{config.vocab_size} * 4)};
-}
-
 Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig& config,
                                                        kv_cache::IndexKeyDType index_dtype,
                                                        const checkpoint::TensorSource& source,
