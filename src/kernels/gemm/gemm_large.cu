@@ -175,6 +175,9 @@ bool IsLarge(const CudaGemmParams& params) {
 }
 
 void LaunchLarge(const CudaGemmParams& params, device::Stream& stream) {
+  if (params.num_tokens <= kNarrowGemmTokens && params.mirrors.count == 0) {
+    return LaunchNarrow(params, stream);
+  }
   Run<TileKind::kFp8>(params, stream);
   Run<TileKind::kBf16>(params, stream);
   Run<TileKind::kFp8AsBf16>(params, stream);

@@ -8,8 +8,11 @@
 namespace fathom::kernels {
 
 inline constexpr int64_t kLargeGemmTokens = 512;
+inline constexpr int64_t kNarrowGemmTokens = 128;  // up to here the work is reading the weights
 
 bool IsLarge(const CudaGemmParams& params);
 void LaunchLarge(const CudaGemmParams& params, device::Stream& stream);
+// Likewise, for up to kNarrowGemmTokens tokens and without mirrors.
+void LaunchNarrow(const CudaGemmParams& params, device::Stream& stream);
 
 }  // namespace fathom::kernels

@@ -2,11 +2,11 @@
 // weight rows, one such tile after another: the tokens are A of wgmma, four tiles of 64, two for
 // each of two warpgroups; the weights are B. So a token's FP8 scale is one factor for all that a
 // thread adds to a sum. A third warpgroup streams both through a ring in shared memory by bulk
-// copies, ahead of the sums and across tiles; FP4 and FP8-for-BF16 weights two more expand there
+// copies, ahead of the sums and across tiles; FP8-for-BF16 weights two more expand there
 // (expand.cuh), once for all 256 tokens.
 //   kFp8: sums of 128 columns are the tensor core's own, scaled and added up in FP32.
-//   kFp4: likewise, relative to the row's largest scale, which whoever writes the result applies.
 //   kBf16, kFp8AsBf16: FP32 sums of the tensor core.
+// FP4 weights are the experts' (grouped_gemm/fp4_multiplier.cuh).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -27,9 +27,7 @@ inline constexpr int kMathWarpgroups = 2;
 inline constexpr int kMathThreads = 128 * kMathWarpgroups;
 // Where weights are expanded, a warpgroup for each of the two row tiles; else one, of which a
 // thread works.
-constexpr bool ExpandsWeights(TileKind kind) {
-  return kind == TileKind::kFp4 || kind == TileKind::kFp8AsBf16;
-}
+constexpr bool ExpandsWeights(TileKind kind) { return kind == TileKind::kFp8AsBf16; }
 constexpr int LargeThreads(TileKind kind) {
   return kMathThreads + (ExpandsWeights(kind) ? 256 : 128);
 }
@@ -51,8 +49,7 @@ using LargeSums = float[2][64];
 // What a block multiplies. A step is 128 bytes of the columns of x.
 struct LargeTile {
   const std::byte* weights[2];  // its row tiles, at the first column block
-  const uint8_t* scales[2];     // FP8 kinds: the scales of their 128 rows; kFp4: LargestScales of
-                                // their 64 rows
+  const uint8_t* scales[2];     // FP8 kinds: the scales of their 128 rows
   const std::byte* x;           // tiles of its tokens, at the first step
   const float* x_scales;        // FP8 activations
   int64_t x_step_bytes;         // from one step of x to the next; of its scales: 1 / 32 of it
@@ -62,11 +59,11 @@ struct LargeTile {
 
 template <TileKind kKind>
 struct LargeRing {
-  static constexpr bool kFp8X = kKind == TileKind::kFp8 || kKind == TileKind::kFp4;
+  static constexpr bool kFp8X = kKind == TileKind::kFp8;
   static constexpr bool kExpands = ExpandsWeights(kKind);
   static constexpr int kTileBytes = static_cast<int>(TileMatrixBytes(kKind));
-  static constexpr int kStepsPerRaw = kKind == TileKind::kFp8AsBf16 ? 2 : 1;
-  static constexpr int kRawStages = !kExpands ? 1 : kKind == TileKind::kFp4 ? 3 : 2;
+  static constexpr int kStepsPerRaw = 2;
+  static constexpr int kRawStages = kExpands ? 2 : 1;
   static constexpr int kRawBytes = kExpands ? kTileBytes : 16;
 
   alignas(1024) std::byte x[kLargeStages][kLargeTokens * 128];
@@ -74,7 +71,6 @@ struct LargeRing {
   alignas(128) std::byte raw[2][kRawStages][kRawBytes];  // of each row tile
   float x_scales[kFp8X ? kLargeStages : 1][kFp8X ? kLargeTokens : 1];
   float exchanged[2][kFp8X ? kLargeTokens : 1];  // for the other block of a cluster
-  uint2 fp4_codes[kKind == TileKind::kFp4 ? kFp4CodeTable : 1];
   uint64_t full[kLargeStages], empty[kLargeStages];
   uint64_t raw_full[2][kRawStages], raw_empty[2][kRawStages];
   uint64_t exchange[kMathWarpgroups];
@@ -103,9 +99,6 @@ class LargeMultiplier {
       }
       for (uint64_t& exchange : ring.exchange) BarrierInit(&exchange, 1);
       BarrierInitFence();
-    }
-    if constexpr (kKind == TileKind::kFp4) {
-      MakeFp4CodeTable(ring.fp4_codes, static_cast<int>(threadIdx.x));
     }
     __syncthreads();
   }
@@ -201,7 +194,6 @@ class LargeMultiplier {
     int step = 0;
     for (int i = first_; i < work_.count(); i += stride_) {
       const LargeTile tile = work_.tile(i);
-      const uint32_t largest[2] = {LargestScale(tile, half, 0), LargestScale(tile, half, 8)};
       for (int k = 0; k < tile.num_steps; ++k, ++step) {
         const int stage = step % kLargeStages, part = k % Ring::kStepsPerRaw;
         const int raw = step / Ring::kStepsPerRaw, slot = raw % Ring::kRawStages;
@@ -210,8 +202,9 @@ class LargeMultiplier {
         if (leader && half == 0) FetchX(tile, k, stage, 0);
         __syncwarp();
         if (part == 0) BarrierWait(&ring_.raw_full[half][slot], raw / Ring::kRawStages & 1);
-        ExpandStep(tile, k, ring_.raw[half][slot],
-                   SharedAddress(ring_.weights[stage] + half * 8192), largest);
+        WidenFp8Half(LoadFp8(ring_.raw[half][slot], k % 2, thread()),
+                     SharedAddress(ring_.weights[stage] + half * 8192),
+                     WideScale(Ue8m0Value(tile.scales[0][k / 2])), thread());
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncwarp();
         if (thread() % 32 == 0) {
@@ -219,23 +212,6 @@ class LargeMultiplier {
           if (part == Ring::kStepsPerRaw - 1) BarrierArrive(&ring_.raw_empty[half][slot]);
         }
       }
-    }
-  }
-
-  // In all four bytes.
-  __device__ static uint32_t LargestScale(const LargeTile& tile, int half, int row) {
-    if constexpr (kKind != TileKind::kFp4) return 0;
-    const uint8_t* largest = half == 0 ? tile.scales[0] : tile.scales[1];
-    return largest[thread() / 32 * 16 + thread() % 32 / 4 + row] * 0x01010101u;
-  }
-
-  __device__ void ExpandStep(const LargeTile& tile, int k, const std::byte* raw, uint32_t to,
-                             const uint32_t (&largest)[2]) {
-    if constexpr (kKind == TileKind::kFp4) {
-      ExpandFp4Tile(LoadFp4(raw, thread()), to, ring_.fp4_codes, largest, thread());
-    } else {
-      WidenFp8Half(LoadFp8(raw, k % 2, thread()), to, WideScale(Ue8m0Value(tile.scales[0][k / 2])),
-                   thread());
     }
   }
 

@@ -33,14 +33,16 @@ inline constexpr int kDirectTokens = 8;  // up to here nothing is gathered
 inline constexpr int kLargeExpertTokens = 513;  // from here on, and for prefill, experts_large.h
 
 // Tokens of a tile, by the number of tokens in the step.
-constexpr int ExpertTileRows(int64_t num_tokens, bool prefill = false) {
-  if (prefill || num_tokens >= kLargeExpertTokens) return 256;
-  return num_tokens <= 192 ? 8 : 16;
+constexpr int ExpertTileRows(int64_t num_tokens) { return num_tokens <= 192 ? 8 : 16; }
+// Of experts_large.h: 64 while that is what an expert gets, and reading the weights all the work.
+constexpr int LargeExpertTileRows(int64_t num_tokens, int num_experts, int num_chosen) {
+  return num_tokens * num_chosen <= int64_t{64} * num_experts ? 64 : 224;
 }
 constexpr int64_t MaxExpertTiles(int64_t num_tokens, int num_experts, int num_chosen) {
   const int64_t pairs = num_tokens * num_chosen;
   const int64_t experts = pairs < num_experts ? pairs : num_experts;
-  return num_tokens <= kDirectTokens ? experts : experts + pairs / ExpertTileRows(num_tokens);
+  if (num_tokens <= kDirectTokens) return experts;
+  return experts + pairs / (num_tokens >= kLargeExpertTokens ? 64 : ExpertTileRows(num_tokens));
 }
 // Likewise of the shared expert, which has all tokens; as many tiles as that makes.
 constexpr int SharedTileRows(int64_t num_tokens) { return 2 * ExpertTileRows(num_tokens); }

@@ -238,9 +238,25 @@ class ExpertsCudaTest : public CudaTest {
     return ids;
   }
 
+  // Every third group of 32 columns gets a scale that is 2^-1 to 2^-28 of its row's largest.
+  static void SpreadScales(Layer& layer) {
+    for (auto& matrices : layer.experts) {
+      for (TestMatrix& w : matrices) {
+        for (size_t i = 0; i < w.scales.size(); i += 3) {
+          w.scales[i] = static_cast<uint8_t>(124 - i % 27);
+        }
+      }
+    }
+  }
+
   void Check(const Sizes& s, int64_t tokens, WeightDType dtype, bool hash, bool prefill = false) {
+    CheckLayer(MakeLayer(s, dtype, hash), tokens, prefill);
+  }
+
+  void CheckLayer(const Layer& layer, int64_t tokens, bool prefill) {
     kept_.clear();
-    const Layer layer = MakeLayer(s, dtype, hash);
+    const Sizes& s = layer.sizes;
+    const bool hash = layer.hash;
     const auto x = RandomActivations<BFloat16>(tokens * s.hidden, 1, 0.05f);
     const HostFp8Tiles x_tiles = MakeFp8Tiles(x, tokens, s.hidden, PaddedTokensOf(tokens));
     std::vector<float> logits = Logits(layer.gate, x, tokens);
@@ -440,6 +456,12 @@ TEST_F(ExpertsCudaTest, MatchTheCpu) {
     Check(more, tokens, WeightDType::kFp4, false, /*prefill=*/true);
   }
   Check(small, 3, WeightDType::kFp8, true, /*prefill=*/true);
+}
+
+TEST_F(ExpertsCudaTest, ScalesOfARowMayBeFarApart) {
+  Layer layer = MakeLayer({512, 256, 8, 4}, WeightDType::kFp4, false);
+  SpreadScales(layer);
+  for (const int64_t tokens : {20, 700}) CheckLayer(layer, tokens, /*prefill=*/true);
 }
 
 TEST_F(ExpertsCudaTest, PrefillGivesATokenTheSameBitsInEveryStep) {

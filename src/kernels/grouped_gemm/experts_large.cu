@@ -1,6 +1,6 @@
-// A launch for the routed experts and one for the shared one. Gate and up: a cluster of two blocks
-// makes 128 columns of t, each 64 of them, so that one block's tile has gate and up of the same
-// columns; the blocks tell each other their largest values, of which FP8's scale is made.
+// FP8: a launch for the routed experts and one for the shared one. Gate and up: a cluster of two
+// blocks makes 128 columns of t, each 64 of them, so that one block's tile has gate and up of the
+// same columns; the blocks tell each other their largest values, of which FP8's scale is made.
 #include <algorithm>
 
 #include "base/check.h"
@@ -12,35 +12,8 @@
 namespace fathom::kernels {
 namespace {
 
-// One float to the block `rank` of the cluster; counts as 4 bytes on its barrier.
-__device__ void SendToBlock(const float* at, float value, const uint64_t* barrier, uint32_t rank) {
-  asm volatile(
-      "{\n.reg .b32 a, b;\n"
-      "mapa.shared::cluster.u32 a, %0, %3;\nmapa.shared::cluster.u32 b, %2, %3;\n"
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [a], %1, [b];\n}" ::"r"(
-          SharedAddress(at)),
-      "r"(__float_as_uint(value)), "r"(SharedAddress(barrier)), "r"(rank)
-      : "memory");
-}
-
-// kFp4: what the codes were made relative to.
-template <TileKind kKind>
-__device__ void ApplyLargestScales(const LargeTile& tile, LargeSums& d) {
-  if constexpr (kKind == TileKind::kFp4) {
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-      const uint8_t* p = tile.scales[j / 8] + j % 8 * 8 + threadIdx.x % 4 * 2;
-      const uint32_t pair = __ldg(reinterpret_cast<const uint16_t*>(p));
-      const float a = Ue8m0Value(pair & 255u) * 0x1p-6f, b = Ue8m0Value(pair >> 8) * 0x1p-6f;
-      for (auto& sums : d) {
-        sums[4 * j] *= a;
-        sums[4 * j + 1] *= b;
-        sums[4 * j + 2] *= a;
-        sums[4 * j + 3] *= b;
-      }
-    }
-  }
-}
+using Fp8Ring = LargeRing<TileKind::kFp8>;
+constexpr int kThreads = LargeThreads(TileKind::kFp8);
 
 // The tokens of this thread's sums: rows of the tile.
 __device__ int Row(int i, int half) {
@@ -67,14 +40,12 @@ struct ExpertWork {
   }
 
   // Row tiles `first` and `second` of matrices with `cols` columns, times x.
-  __device__ LargeTile Make(const std::byte* tiles, const uint8_t* scales, const uint8_t* largest,
-                            TileKind kind, int64_t cols, int64_t first, int64_t second,
-                            const Fp8Tiles& x, int x_group, int num_rows) const {
-    const int64_t blocks = cols / 128, row_tile_bytes = blocks * TileMatrixBytes(kind);
-    const bool fp4 = kind == TileKind::kFp4;
+  __device__ LargeTile Make(const std::byte* tiles, const uint8_t* scales, int64_t cols,
+                            int64_t first, int64_t second, const Fp8Tiles& x, int x_group,
+                            int num_rows) const {
+    const int64_t blocks = cols / 128, row_tile_bytes = blocks * TileMatrixBytes(TileKind::kFp8);
     return {.weights = {tiles + first * row_tile_bytes, tiles + second * row_tile_bytes},
-            .scales = {fp4 ? largest + first * 64 : scales + first / 2 * blocks,
-                       fp4 ? largest + second * 64 : scales + second / 2 * blocks},
+            .scales = {scales + first / 2 * blocks, scales + second / 2 * blocks},
             .x = reinterpret_cast<const std::byte*>(x.codes) + int64_t{x_group} * kTileBytes,
             .x_scales = x.scales + x_group * 8,
             .x_step_bytes = x.row_groups * kTileBytes,
@@ -83,9 +54,8 @@ struct ExpertWork {
   }
 };
 
-template <TileKind kKind>
 struct GateUpWork : ExpertWork {
-  LargeRing<kKind>& ring;
+  Fp8Ring& ring;
   const uint32_t rank;  // which 64 of 128 columns of t
   uint32_t written = 0;
 
@@ -94,8 +64,8 @@ struct GateUpWork : ExpertWork {
     const ExpertTiles& w = shared ? p.shared : p.routed;
     const int64_t gate =
         int64_t{tokens.expert} * (p.intermediate / 32) + row_block(index) * 4 + rank;
-    return Make(w.gate_up, w.gate_up_scales, w.gate_up_largest, kKind, p.hidden, gate, gate + 2,
-                shared ? p.x : p.gathered, tokens.x_group, tokens.num_rows);
+    return Make(w.gate_up, w.gate_up_scales, p.hidden, gate, gate + 2, shared ? p.x : p.gathered,
+                tokens.x_group, tokens.num_rows);
   }
 
   // t = b(weight * silu(gate) * up) as FP8.
@@ -104,7 +74,6 @@ struct GateUpWork : ExpertWork {
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
     const int mine = ((tokens.num_rows + 63) / 64 - warpgroup + 1) / kMathWarpgroups;
     if (mine <= 0) return;
-    ApplyLargestScales<kKind>(tile(index), d);
     const uint32_t turn = written++ & 1;
     uint64_t* const exchange = &ring.exchange[warpgroup];
     NamedBarrier(1 + warpgroup, 128);  // all have read what the other block sent the last time
@@ -162,19 +131,17 @@ struct GateUpWork : ExpertWork {
   }
 };
 
-template <TileKind kKind>
 struct DownWork : ExpertWork {
   __device__ LargeTile tile(int index) const {
     const ExpertTile tokens = Tokens(index);
     const ExpertTiles& w = shared ? p.shared : p.routed;
     const int64_t first = int64_t{tokens.expert} * (p.hidden / 64) + row_block(index) * 2;
-    return Make(w.down, w.down_scales, w.down_largest, kKind, p.intermediate, first, first + 1, p.t,
-                tokens.pair_group, tokens.num_rows);
+    return Make(w.down, w.down_scales, p.intermediate, first, first + 1, p.t, tokens.pair_group,
+                tokens.num_rows);
   }
 
   __device__ void Write(int index, LargeSums& d) const {
     const ExpertTile tokens = Tokens(index);
-    ApplyLargestScales<kKind>(tile(index), d);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -193,47 +160,42 @@ __device__ int NumTiles(const CudaExpertParams& p, bool shared) {
                 : *p.plan.num_tiles;
 }
 
-template <TileKind kKind>
-__global__ void __launch_bounds__(LargeThreads(kKind), 1)
+__global__ void __launch_bounds__(kThreads, 1)
     GateUpLargeKernel(const __grid_constant__ CudaExpertParams p, bool shared) {
   extern __shared__ __align__(1024) std::byte memory[];
-  auto& ring = *reinterpret_cast<LargeRing<kKind>*>(memory);
-  LargeMultiplier<kKind, GateUpWork<kKind>>::Init(ring);
+  auto& ring = *reinterpret_cast<Fp8Ring*>(memory);
+  LargeMultiplier<TileKind::kFp8, GateUpWork>::Init(ring);
   ClusterSync();  // the other block's barrier is ready, too
   WaitForPredecessor();
   AllowSuccessor();
-  GateUpWork<kKind> work{
-      {p, shared, NumTiles(p, shared), p.intermediate / 128}, ring, ClusterRank()};
-  LargeMultiplier<kKind, GateUpWork<kKind>>(ring, work, static_cast<int>(blockIdx.x) / 2,
-                                            static_cast<int>(gridDim.x) / 2)
+  GateUpWork work{{p, shared, NumTiles(p, shared), p.intermediate / 128}, ring, ClusterRank()};
+  LargeMultiplier<TileKind::kFp8, GateUpWork>(ring, work, static_cast<int>(blockIdx.x) / 2,
+                                              static_cast<int>(gridDim.x) / 2)
       .Run();
   __syncwarp();
   ClusterSync();  // until here the other block writes to this one
 }
 
-template <TileKind kKind>
-__global__ void __launch_bounds__(LargeThreads(kKind), 1)
+__global__ void __launch_bounds__(kThreads, 1)
     DownLargeKernel(const __grid_constant__ CudaExpertParams p, bool shared) {
   extern __shared__ __align__(1024) std::byte memory[];
-  auto& ring = *reinterpret_cast<LargeRing<kKind>*>(memory);
-  LargeMultiplier<kKind, DownWork<kKind>>::Init(ring);
+  auto& ring = *reinterpret_cast<Fp8Ring*>(memory);
+  LargeMultiplier<TileKind::kFp8, DownWork>::Init(ring);
   WaitForPredecessor();
   AllowSuccessor();
-  DownWork<kKind> work{{p, shared, NumTiles(p, shared), p.hidden / 128}};
-  LargeMultiplier<kKind, DownWork<kKind>>(ring, work, static_cast<int>(blockIdx.x),
-                                          static_cast<int>(gridDim.x))
+  DownWork work{{p, shared, NumTiles(p, shared), p.hidden / 128}};
+  LargeMultiplier<TileKind::kFp8, DownWork>(ring, work, static_cast<int>(blockIdx.x),
+                                            static_cast<int>(gridDim.x))
       .Run();
 }
 
-template <TileKind kKind>
 void RunGateUp(const CudaExpertParams& p, bool shared, device::Stream& stream) {
-  LaunchClusters(GateUpLargeKernel<kKind>, static_cast<unsigned>(LargeBlocks() / 2 * 2), 2,
-                 LargeThreads(kKind), sizeof(LargeRing<kKind>), stream, p, shared);
+  LaunchClusters(GateUpLargeKernel, static_cast<unsigned>(LargeBlocks() / 2 * 2), 2, kThreads,
+                 sizeof(Fp8Ring), stream, p, shared);
 }
-template <TileKind kKind>
 void RunDown(const CudaExpertParams& p, bool shared, device::Stream& stream) {
-  LaunchKernel(DownLargeKernel<kKind>, static_cast<unsigned>(LargeBlocks()), LargeThreads(kKind),
-               sizeof(LargeRing<kKind>), stream, p, shared);
+  LaunchKernel(DownLargeKernel, static_cast<unsigned>(LargeBlocks()), kThreads, sizeof(Fp8Ring),
+               stream, p, shared);
 }
 
 // One thread a row.
@@ -251,17 +213,13 @@ __global__ void LargestScalesKernel(const std::byte* tiles, int64_t col_blocks, 
 }  // namespace
 
 void LaunchGateUpLarge(const CudaExpertParams& p, device::Stream& stream) {
-  RunGateUp<TileKind::kFp8>(p, true, stream);
-  if (p.routed.kind == TileKind::kFp8) return RunGateUp<TileKind::kFp8>(p, false, stream);
-  CHECK(p.routed.gate_up_largest != nullptr);
-  RunGateUp<TileKind::kFp4>(p, false, stream);
+  RunGateUp(p, true, stream);
+  p.routed.kind == TileKind::kFp8 ? RunGateUp(p, false, stream) : LaunchGateUpLargeFp4(p, stream);
 }
 
 void LaunchDownLarge(const CudaExpertParams& p, device::Stream& stream) {
-  RunDown<TileKind::kFp8>(p, true, stream);
-  if (p.routed.kind == TileKind::kFp8) return RunDown<TileKind::kFp8>(p, false, stream);
-  CHECK(p.routed.down_largest != nullptr);
-  RunDown<TileKind::kFp4>(p, false, stream);
+  RunDown(p, true, stream);
+  p.routed.kind == TileKind::kFp8 ? RunDown(p, false, stream) : LaunchDownLargeFp4(p, stream);
 }
 
 void LaunchLargestScales(const std::byte* tiles, int64_t row_tiles, int64_t col_blocks,

@@ -1,5 +1,5 @@
 // The experts on a GPU for many tokens: experts_cuda.h comes here from kLargeExpertTokens tokens on
-// (expert_plan.h), and for prefill, where a plan's tiles have up to 256 rows. A pair's bits depend
+// (expert_plan.h), and for prefill, where a plan's tiles have up to 224 rows. A pair's bits depend
 // on neither how many there are nor its row.
 #pragma once
 
@@ -9,6 +9,9 @@ namespace fathom::kernels {
 
 void LaunchGateUpLarge(const CudaExpertParams& params, device::Stream& stream);
 void LaunchDownLarge(const CudaExpertParams& params, device::Stream& stream);
+// The routed experts of these, kFp4.
+void LaunchGateUpLargeFp4(const CudaExpertParams& params, device::Stream& stream);
+void LaunchDownLargeFp4(const CudaExpertParams& params, device::Stream& stream);
 
 // largest [row_tiles * 64]: the largest scale byte of each row of kFp4 tiles, over all its columns.
 void LaunchLargestScales(const std::byte* tiles, int64_t row_tiles, int64_t col_blocks,

@@ -560,7 +560,9 @@ RouteShape MakeShape(const CudaMoeRouteParams& p) {
   s.warp_tokens = (s.tokens + kRouteWarps - 1) / kRouteWarps;
   s.blocks = (tokens + s.tokens - 1) / s.tokens;
   s.shared_groups = (tokens + 63) / 64 * 8;
-  s.tile_rows = ExpertTileRows(p.num_tokens, p.prefill);
+  s.tile_rows = p.prefill || p.num_tokens >= kLargeExpertTokens
+                    ? LargeExpertTileRows(p.num_tokens, p.num_experts, p.num_chosen)
+                    : ExpertTileRows(p.num_tokens);
   return s;
 }
 

@@ -1,0 +1,425 @@
+// The inner part of FP4 experts' products of many tokens on sm_90a: y[token, row] of 64 kGroups
+// weight rows and the tokens of one tile after another. The weights are A of wgmma, 64 rows a
+// warpgroup, and never lie in shared memory but as FP4: each thread makes e4m3 codes of its own
+// rows in the registers of A, relative to the row's largest scale, which whoever writes the result
+// applies. The tokens are B, so that a tile wastes little. A warp of the last warpgroup, which has
+// given its registers to the others, streams both through a ring in shared memory, ahead of the
+// sums and across tiles.
+//   A block's sums of 128 columns are the tensor core's own, scaled and added up in FP32: the same
+// bits for any kGroups and number of tokens.
+//   Two groups: a cluster of two blocks multiplies the same tokens. Each fetches half of them, for
+// both, because the L2 cache is what limits.
+// Device code only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/gemm/stream_products.cuh"
+#include "kernels/gemm/wgmma.cuh"
+#include "kernels/grouped_gemm/expert_plan.h"
+#include "kernels/launch.cuh"
+#include "kernels/quantize/quantize.cuh"
+#include "kernels/sm90.cuh"
+
+namespace fathom::kernels {
+
+// What a block multiplies.
+template <int kGroups>
+struct Fp4Product {
+  ExpertTile tokens;
+  const std::byte* weights[kGroups];  // row tiles, at the first column block
+  const uint8_t* largest[kGroups];    // the largest scales of their rows
+  const std::byte* x;                 // tiles of the tokens, at the first column block
+  const float* x_scales;
+  int64_t x_block_bytes;      // from one column block of x to the next; of its scales: 1 / 32
+  const float* pair_weights;  // of the tokens
+};
+
+constexpr int Fp4Threads(int groups) { return groups * 128 + 128; }
+constexpr int Fp4Cluster(int groups) { return groups == 2 ? 2 : 1; }
+
+template <int kGroups, int kMaxTokens, int kStages>
+struct Fp4Ring {
+  static constexpr int kTileBytes = static_cast<int>(TileMatrixBytes(TileKind::kFp4));
+  static constexpr int kOutTokens = kMaxTokens < 64 ? 64 : kMaxTokens;
+
+  alignas(1024) std::byte x[kStages][kMaxTokens * 128];
+  std::byte weights[kStages][kGroups][kTileBytes];
+  float x_scales[kStages][kMaxTokens];
+  float pair_weights[kStages][kMaxTokens];  // of the last step of a product
+  uint8_t largest[kStages][kGroups][64];    // of its first step
+  ExpertTile tokens[kStages];               // likewise
+  std::byte out[kGroups][kOutTokens * 80 > 64 * 144 ? kOutTokens * 80 : 64 * 144];
+  float row_largest[2][4][kMaxTokens];
+  uint64_t full[kStages], empty[kStages], exchange[2];
+};
+
+// To the same place of both blocks of a cluster; completes on the barrier of each.
+__device__ __forceinline__ void BulkCopyToBoth(uint32_t shared, const void* global, uint32_t bytes,
+                                               uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(SharedAddress(barrier)), "h"(static_cast<uint16_t>(3))
+      : "memory");
+}
+
+// Arrives at the barrier in the cluster's block `rank`. BarrierArriveAt without its fence, which
+// would wait for all that the warp wrote: who waits here only overwrites what was read.
+__device__ __forceinline__ void ReleaseAt(uint64_t* barrier, uint32_t rank) {
+  asm volatile(
+      "{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(SharedAddress(barrier)),
+      "r"(rank)
+      : "memory");
+}
+
+// Eight FP4 codes of a kFp4 tile to two registers of e4m3 codes.
+__device__ __forceinline__ void ExpandFp4(uint32_t word, uint2 codes, uint32_t& first,
+                                          uint32_t& second) {
+  const uint32_t magnitudes = word & 0x77777777u;
+  first = SelectBytes(codes.x, codes.y, magnitudes) | (word & 0x80808080u);
+  second = SelectBytes(codes.x, codes.y, magnitudes >> 16) | ((word << 4) & 0x80808080u);
+}
+
+// e4m3 codes of the eight FP4 magnitudes times 2^(6 - i), i the q-th byte of `below`. The first: up
+// to i = 11, where all are normal. The other: nearest even; below 2^-18 that is zero.
+__device__ __forceinline__ uint2 NormalFp4Codes(uint32_t below, int q) {
+  const uint32_t shift = below << 3;
+  return {0x6c686000u - __byte_perm(shift, 0, q * 0x1110 + 4),
+          0x7c787470u - __byte_perm(shift, 0, q * 0x1111)};
+}
+__device__ __forceinline__ bool AreNormal(uint32_t below) {  // no byte is above 11
+  return ((below & 0xf0f0f0f0u) | (below & (below << 1) & 0x08080808u)) == 0;
+}
+__device__ __forceinline__ uint2 AllFp4Codes(uint32_t below, int q) {
+  const float unit = __uint_as_float((133u - min(below >> (8 * q) & 255u, 132u)) << 23);
+  return {Fp8Codes(0, 0.5f * unit) | Fp8Codes(unit, 1.5f * unit) << 16,
+          Fp8Codes(2 * unit, 3 * unit) | Fp8Codes(4 * unit, 6 * unit) << 16};
+}
+
+// Walks the products first, first + stride, … of `work`: int count(), int num_steps() (column
+// blocks of 128), Fp4Product<kGroups> product(int index), void Write<kTokens>(int index, const
+// ExpertTile&, const float (&d)[kTokens / 2], int stage) on the warpgroups that multiply, `stage`
+// that of the last step. kPairs: a warpgroup has 32 rows of w1 and the same of w3, thread by thread
+// rows g of w1 and as g + 8 of w3; the first half of the row tiles are w1's. Else a row tile.
+template <int kGroups, int kMaxTokens, int kStages, bool kPairs, typename Work>
+class Fp4Multiplier {
+ public:
+  using Ring = Fp4Ring<kGroups, kMaxTokens, kStages>;
+  static constexpr int kCluster = Fp4Cluster(kGroups);
+
+  __device__ Fp4Multiplier(Ring& ring, Work& work, int first, int stride)
+      : ring_(ring), work_(work), first_(first), stride_(stride) {}
+
+  __device__ static void Init(Ring& ring) {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kStages; ++i) {
+        BarrierInit(&ring.full[i], 1);
+        BarrierInit(&ring.empty[i], kCluster * kGroups * 4);
+      }
+      for (uint64_t& exchange : ring.exchange) BarrierInit(&exchange, kGroups * 4 + 1);
+      BarrierInitFence();
+    }
+    __syncthreads();
+    if (kCluster > 1) ClusterSync();  // the other block's are ready, too
+  }
+
+  __device__ __forceinline__ void Run() {
+    if (threadIdx.x >= kGroups * 128) {
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kGroups == 2 ? 40 : 32));
+      if (threadIdx.x < kGroups * 128 + 32) Produce();
+    } else {
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kGroups == 2 ? 232 : 112));
+      Multiply();
+    }
+    __syncwarp();
+    if (kCluster > 1) ClusterSync();  // until here the other block writes to this one
+  }
+
+ private:
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ static int group() { return static_cast<int>(threadIdx.x) / 128; }
+
+  // What a lane of the last warp copies: of every step; the lanes after those of the first or last.
+  struct Copy {
+    const std::byte* from;
+    int64_t step_bytes;
+    uint32_t bytes, to, stage_bytes;
+    int only;  // this step; -1: all
+  };
+  __device__ Copy MakeCopy(const Fp4Product<kGroups>& p, int num_steps) const {
+    const auto groups = static_cast<uint32_t>(p.tokens.num_rows + 7) / 8;
+    Copy copy{};
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      if (lane() == i) {
+        copy = {p.weights[i],
+                Ring::kTileBytes,
+                Ring::kTileBytes,
+                SharedAddress(ring_.weights[0][i]),
+                sizeof(ring_.weights[0]),
+                -1};
+      }
+      if (lane() == kGroups + 3 + i) {
+        copy = {reinterpret_cast<const std::byte*>(p.largest[i]),
+                0,
+                64,
+                SharedAddress(ring_.largest[0][i]),
+                sizeof(ring_.largest[0]),
+                0};
+      }
+    }
+    if (lane() == kGroups) {
+      copy = {p.x, p.x_block_bytes, groups * 1024, SharedAddress(ring_.x), sizeof(ring_.x[0]), -1};
+      if constexpr (kCluster > 1) {
+        const uint32_t first = (groups + 1) / 2 * 1024, skipped = ClusterRank() * first;
+        copy.from += skipped, copy.to += skipped;
+        copy.bytes = skipped == 0 ? first : copy.bytes - first;
+      }
+    } else if (lane() == kGroups + 1) {
+      copy = {reinterpret_cast<const std::byte*>(p.x_scales),
+              p.x_block_bytes / 32,
+              groups * 32,
+              SharedAddress(ring_.x_scales),
+              sizeof(ring_.x_scales[0]),
+              -1};
+    } else if (lane() == kGroups + 2 && kPairs) {
+      copy = {reinterpret_cast<const std::byte*>(p.pair_weights),
+              0,
+              groups * 32,
+              SharedAddress(ring_.pair_weights),
+              sizeof(ring_.pair_weights[0]),
+              num_steps - 1};
+    }
+    return copy;
+  }
+
+  __device__ void Produce() {
+    int stage = 0;
+    uint32_t parity = 1;
+    const int num_steps = work_.num_steps();
+    for (int i = first_; i < work_.count(); i += stride_) {
+      const Fp4Product<kGroups> p = work_.product(i);
+      Copy copy = MakeCopy(p, num_steps);
+      const auto groups = static_cast<uint32_t>(p.tokens.num_rows + 7) / 8;
+      for (int k = 0; k < num_steps; ++k) {
+        BarrierWait(&ring_.empty[stage], parity);
+        if (lane() == 0) {
+          if (k == 0) ring_.tokens[stage] = p.tokens;
+          BarrierExpectBytes(&ring_.full[stage],
+                             kGroups * Ring::kTileBytes + groups * (1024 + 32) +
+                                 (k == 0 ? kGroups * 64 : 0) +
+                                 (kPairs && k == num_steps - 1 ? groups * 32 : 0));
+        }
+        __syncwarp();
+        if (copy.bytes != 0 && (copy.only == -1 || copy.only == k)) {
+          const uint32_t to = copy.to + static_cast<uint32_t>(stage) * copy.stage_bytes;
+          if (kCluster > 1 && lane() == kGroups) {
+            BulkCopyToBoth(to, copy.from, copy.bytes, &ring_.full[stage]);
+          } else {
+            BulkCopyTo(to, copy.from, copy.bytes, &ring_.full[stage]);
+          }
+        }
+        copy.from += copy.step_bytes;
+        if (++stage == kStages) stage = 0, parity ^= 1;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void Multiply() {
+    for (int i = first_; i < work_.count(); i += stride_) {
+      BarrierWait(&ring_.full[stage_], parity_);
+      ExpertTile tokens = ring_.tokens[stage_];
+      tokens.num_rows = __shfl_sync(0xffffffffu, tokens.num_rows, 0);
+      const uint8_t* const low = ring_.largest[stage_][LowTile()];
+      const uint8_t* const high = ring_.largest[stage_][HighTile()];
+      row_max_[0] = low[LowRow()] * 0x01010101u;
+      row_max_[1] = high[HighRow()] * 0x01010101u;
+      if constexpr (kMaxTokens <= 64) {
+        if (tokens.num_rows <= 8) {
+          MultiplyTile<8>(i, tokens);
+        } else if (tokens.num_rows <= 16) {
+          MultiplyTile<16>(i, tokens);
+        } else if (tokens.num_rows <= 32) {
+          MultiplyTile<32>(i, tokens);
+        } else {
+          MultiplyTile<64>(i, tokens);
+        }
+      } else {
+        switch ((tokens.num_rows + 31) / 32) {
+          case 1:
+            MultiplyTile<32>(i, tokens);
+            break;
+          case 2:
+            MultiplyTile<64>(i, tokens);
+            break;
+          case 3:
+            MultiplyTile<96>(i, tokens);
+            break;
+          case 4:
+            MultiplyTile<128>(i, tokens);
+            break;
+          case 5:
+            MultiplyTile<160>(i, tokens);
+            break;
+          case 6:
+            MultiplyTile<192>(i, tokens);
+            break;
+          default:
+            MultiplyTile<224>(i, tokens);
+        }
+      }
+    }
+  }
+
+  template <int kTokens>
+  __device__ __forceinline__ void MultiplyTile(int index, const ExpertTile& tokens) {
+    float d[kTokens / 2] = {};
+    const int num_steps = work_.num_steps();
+    for (int k = 0; k < num_steps - 1; ++k) {
+      AddStep<kTokens>(d);
+      Release();
+    }
+    AddStep<kTokens>(d);
+    const float low = Ue8m0Value(row_max_[0] & 255u) * 0x1p-6f;
+    const float high = Ue8m0Value(row_max_[1] & 255u) * 0x1p-6f;
+#pragma unroll
+    for (int j = 0; j < kTokens / 2; ++j) d[j] *= j % 4 < 2 ? low : high;
+    work_.template Write<kTokens>(index, tokens, d, ring_.pair_weights[stage_]);
+    Release();
+  }
+
+  __device__ void Release() {
+    __syncwarp();
+    if constexpr (kCluster == 1) {
+      if (lane() == 0) BarrierArrive(&ring_.empty[stage_]);
+    } else if (lane() < kCluster) {
+      ReleaseAt(&ring_.empty[stage_], static_cast<uint32_t>(lane()));
+    }
+    if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;
+  }
+
+  // The row tiles that rows g and g + 8 of this thread's are of, and the rows in them.
+  __device__ static int LowTile() { return kPairs ? group() / 2 : group(); }
+  __device__ static int HighTile() { return kPairs ? kGroups / 2 + group() / 2 : group(); }
+  __device__ static int LowRow() {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    return kPairs ? warp % 8 * 8 + lane() / 4 : warp % 4 * 16 + lane() / 4;
+  }
+  __device__ static int HighRow() { return kPairs ? LowRow() : LowRow() + 8; }
+  // Whose chunks of a tile this thread reads.
+  __device__ static int Fragment() {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    return (kPairs ? warp % 8 / 2 : warp % 4) * 32 + lane();
+  }
+
+  // The codes of rows g and g + 8: [row][32 columns].
+  __device__ void LoadCodes(uint32_t (&words)[2][4]) const {
+    const auto* low = reinterpret_cast<const uint4*>(ring_.weights[stage_][LowTile()]);
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const uint4 chunk = low[c * 128 + Fragment()];
+      if constexpr (kPairs) {
+        const auto* high = reinterpret_cast<const uint4*>(ring_.weights[stage_][HighTile()]);
+        const uint4 other = high[c * 128 + Fragment()];
+        const bool second = threadIdx.x / 32 % 2 != 0;
+        words[0][2 * c] = second ? chunk.y : chunk.x;
+        words[0][2 * c + 1] = second ? chunk.w : chunk.z;
+        words[1][2 * c] = second ? other.y : other.x;
+        words[1][2 * c + 1] = second ? other.w : other.z;
+      } else {
+        words[0][2 * c] = chunk.x, words[1][2 * c] = chunk.y;
+        words[0][2 * c + 1] = chunk.z, words[1][2 * c + 1] = chunk.w;
+      }
+    }
+  }
+
+  __device__ uint32_t Scales(int tile, int row) const {
+    return reinterpret_cast<const uint32_t*>(ring_.weights[stage_][tile] + 4096)[row];
+  }
+
+  __device__ __forceinline__ void Expand(uint32_t (&a)[4][4]) const {
+    uint32_t words[2][4];
+    LoadCodes(words);
+    const uint32_t below[2] = {row_max_[0] - Scales(LowTile(), LowRow()),
+                               row_max_[1] - Scales(HighTile(), HighRow())};
+    if (AreNormal(below[0]) && AreNormal(below[1])) {
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        for (int r = 0; r < 2; ++r) {
+          ExpandFp4(words[r][q], NormalFp4Codes(below[r], q), a[q][r], a[q][r + 2]);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        for (int r = 0; r < 2; ++r) {
+          ExpandFp4(words[r][q], AllFp4Codes(below[r], q), a[q][r], a[q][r + 2]);
+        }
+      }
+    }
+  }
+
+  // One column block; up to 64 tokens at a time, the next of them multiplied while these are added.
+  template <int kTokens>
+  __device__ __forceinline__ void AddStep(float (&d)[kTokens / 2]) {
+    BarrierWait(&ring_.full[stage_], parity_);
+    uint32_t a[4][4];
+    Expand(a);
+    __syncwarp();
+    float even[kChunk<kTokens, 0> / 2], odd[kChunk<kTokens, 0> / 2];
+    Start<kTokens, 0>(a, even);
+    AddChunks<kTokens, 0>(a, even, odd, d);
+  }
+
+  // Tokens of the chunk that begins with token kAt.
+  template <int kTokens, int kAt>
+  static constexpr int kChunk = kTokens - kAt < 64 ? kTokens - kAt : 64;
+
+  template <int kTokens, int kAt, int kSize>
+  __device__ __forceinline__ void Start(const uint32_t (&a)[4][4], float (&product)[kSize]) {
+    constexpr int kN = kChunk<kTokens, kAt>;
+    const uint64_t x = SmemDescriptor(SharedAddress(ring_.x[stage_] + kAt * 128));
+    WgmmaFence();
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      Wgmma<WgmmaType::kE4m3, kN>::FromRegisters(product, a[q], x + 2 * q, q != 0);
+    }
+    WgmmaCommit();
+  }
+
+  template <int kTokens, int kAt, int kSize>
+  __device__ __forceinline__ void AddChunks(const uint32_t (&a)[4][4], float (&product)[kSize],
+                                            float (&other)[kSize], float (&d)[kTokens / 2]) {
+    constexpr int kNext = kAt + kChunk<kTokens, kAt>;
+    if constexpr (kNext < kTokens) {
+      Start<kTokens, kNext>(a, other);
+      WgmmaWait<1>();
+    } else {
+      WgmmaWait<0>();
+    }
+    ReadyRegisters(product);
+    const float* scales = ring_.x_scales[stage_] + kAt + lane() % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < kChunk<kTokens, kAt> / 8; ++j) {
+      const float2 s = *reinterpret_cast<const float2*>(scales + j * 8);
+      float* sums = d + kAt / 2 + 4 * j;
+      sums[0] += product[4 * j] * s.x;
+      sums[1] += product[4 * j + 1] * s.y;
+      sums[2] += product[4 * j + 2] * s.x;
+      sums[3] += product[4 * j + 3] * s.y;
+    }
+    if constexpr (kNext < kTokens) AddChunks<kTokens, kNext>(a, other, product, d);
+  }
+
+  Ring& ring_;
+  Work& work_;
+  const int first_, stride_;
+  int stage_ = 0;
+  uint32_t parity_ = 0;
+  uint32_t row_max_[2] = {};  // the largest scales of rows g and g + 8, in all four bytes
+};
+
+}  // namespace fathom::kernels
