@@ -1,5 +1,5 @@
 // What sm_90a kernels share: mbarriers, bulk copies into shared memory, cluster barriers, and
-// reads of a neighbour's shared memory. One PTX instruction a function.
+// writes to a neighbour's shared memory. One PTX instruction a function.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -38,6 +38,22 @@ __device__ inline void BarrierWait(uint64_t* barrier, uint32_t parity) {
       : "memory");
 }
 
+// Bytes that the current phase waits for besides arrivals.
+__device__ inline void BarrierExpectMore(uint64_t* barrier, uint32_t bytes) {
+  asm volatile(
+      "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+// Arrives at this block's address `barrier` in the cluster's block `rank`; makes nothing visible.
+__device__ inline void BarrierCountAt(uint64_t* barrier, uint32_t rank) {
+  asm volatile(
+      "{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\n"
+      "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [r];\n}" ::"r"(
+          SharedAddress(barrier)),
+      "r"(rank)
+      : "memory");
+}
 // Arrives at this block's address `barrier` in the cluster's block `rank`; what the warp wrote to
 // that block before is visible to who waits there with BarrierWaitCluster.
 __device__ inline void BarrierArriveAt(uint64_t* barrier, uint32_t rank) {
@@ -71,6 +87,22 @@ __device__ inline void BulkCopy(void* shared, const void* global, uint32_t bytes
   BulkCopyTo(SharedAddress(shared), global, bytes, barrier);
 }
 
+// What is read once a step: it leaves the L2 cache before what is read again.
+__device__ inline uint64_t EvictFirst() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+// BulkCopyTo with a policy for the L2 cache.
+__device__ inline void BulkCopyTo(uint32_t shared, const void* global, uint32_t bytes,
+                                  uint64_t* barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(SharedAddress(barrier)), "l"(policy)
+      : "memory");
+}
+
 // Among `threads` threads of the block that name the same `id` (1..15).
 __device__ inline void NamedBarrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -92,6 +124,22 @@ __device__ inline void ClusterArrive() {
 __device__ inline void ClusterWait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// This block's address `p` as it is called in the shared memory of the cluster's block `rank`.
+__device__ inline uint32_t AddressInBlock(const void* p, uint32_t rank) {
+  uint32_t address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(address)
+               : "r"(SharedAddress(p)), "r"(rank));
+  return address;
+}
+// Both addresses in the same block (AddressInBlock). Counts as 4 bytes on the barrier, which says
+// when the value is there: nothing waits for the store, as a barrier's release would.
+__device__ inline void SendInCluster(uint32_t address, float value, uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address),
+      "f"(value), "r"(barrier)
+      : "memory");
+}
 // `value` to this block's address `p` in the shared memory of the cluster's block `rank`.
 __device__ inline void StoreToBlock(float* p, uint32_t rank, float value) {
   uint32_t address;
@@ -99,16 +147,6 @@ __device__ inline void StoreToBlock(float* p, uint32_t rank, float value) {
                : "=r"(address)
                : "r"(SharedAddress(p)), "r"(rank));
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
-}
-// The float at this block's address `p` in the shared memory of the cluster's block `rank`.
-__device__ inline float LoadFromBlock(const float* p, uint32_t rank) {
-  uint32_t address;
-  float value;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-               : "=r"(address)
-               : "r"(SharedAddress(p)), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-  return value;
 }
 
 }  // namespace fathom::kernels

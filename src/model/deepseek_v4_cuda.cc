@@ -655,6 +655,7 @@ class CudaModel final : public DeepSeekV4 {
                         .y = step.logits + vocabulary_.begin[rank()],
                         .y_stride = c_.vocab_size,
                         .y_fp8 = {}};
+    head.many_rows = true;
     Enqueue(step, "head", head);
     if (collectives_ == nullptr) return;
     if (step.recorder != nullptr) step.recorder->OnOperator("logits of all ranks", layer_);

@@ -43,6 +43,7 @@ struct CudaGemmParams {
   int64_t num_tokens = 0;  // x tiles hold at least this many, rounded up to PaddedTokens
   bool prefill = false;    // the same bits for any number of tokens
   Mirrors mirrors = {};    // of y, FP8 or BF16 in whole 128 columns; prefill of many tokens
+  bool many_rows = false;  // even of a rank: enough for all multiprocessors without split columns
 };
 
 // The rows that x tiles must hold for a number of tokens: what a block may read. Rows past

@@ -123,6 +123,52 @@ class GemmCudaTest : public CudaTest {
     }
   }
 
+  // The bits of y, row after row of all tokens, of the matrix cut into `parts` by its rows: what as
+  // many tensor ranks compute.
+  std::vector<uint8_t> RowBits(const Case& c, const Problem& p, int64_t tokens, int parts) {
+    const int64_t rows = c.rows / parts, padded = PaddedTokens(tokens);
+    std::vector<uint8_t> bits;
+    for (int i = 0; i < parts; ++i) {
+      GemmProblem part = p.gemm;
+      part.w.rows = rows;
+      part.w.tiles += i * TiledBytes(c.kind, rows, c.cols);
+      if (part.w.scales != nullptr) part.w.scales += i * rows / 128 * (c.cols / 128);
+      part.groups = std::max(1, c.groups / parts);
+      if (c.groups > 1) part.x_bf16.values += i * part.groups * c.cols * padded;
+      const device::Buffer y = Poisoned(padded * rows * 4);
+      const device::Buffer scales = Poisoned(padded * rows / 128 * 4);
+      part.y = y.data(), part.y_stride = rows;
+      part.y_fp8 = {As<uint8_t>(y), As<float>(scales), padded / 8};
+      Launch({.problems = {part}, .num_problems = 1, .num_tokens = tokens}, *gpu_stream_);
+      const auto bytes = Download<uint8_t>(y), scale_bytes = Download<uint8_t>(scales);
+      for (int64_t n = 0; n < rows; ++n) {
+        for (int64_t t = 0; t < tokens; ++t) {
+          if (c.output == GemmOutput::kFp8Tiles) {
+            bits.push_back(bytes[static_cast<size_t>(Fp8TileOffset(t, n, padded / 8))]);
+            const auto scale = scale_bytes.begin() + (n / 128 * padded + t) * 4;
+            bits.insert(bits.end(), scale, scale + 4);
+          } else {
+            const int64_t size = c.output == GemmOutput::kF32 ? 4 : 2;
+            const auto value = bytes.begin() + (t * rows + n) * size;
+            bits.insert(bits.end(), value, value + size);
+          }
+        }
+      }
+    }
+    return bits;
+  }
+
+  void ExpectSameOnAnyNumberOfRanks(const Case& c) {
+    for (const int64_t tokens : {1, 9, 32, 33, 64, 65, 128, 129, 300, 511, 512}) {
+      const Problem p = Make(c, tokens, 5);
+      const std::vector<uint8_t> whole = RowBits(c, p, tokens, 1);
+      for (const int parts : {2, 4}) {
+        EXPECT_TRUE(RowBits(c, p, tokens, parts) == whole)
+            << tokens << " tokens, " << parts << " parts, kind " << static_cast<int>(c.kind);
+      }
+    }
+  }
+
   void Expect(const Case& c, Problem& p, int64_t tokens) {
     const auto bytes = Download<uint8_t>(p.y);
     const auto scales = Download<float>(p.y_scales);
@@ -173,7 +219,7 @@ class GemmCudaTest : public CudaTest {
   }
 };
 
-constexpr int64_t kTokenCounts[] = {1, 7, 8, 9, 16, 17, 33, 64, 65, 200};
+constexpr int64_t kTokenCounts[] = {1, 7, 8, 9, 16, 17, 33, 64, 65, 128, 200, 300};
 
 TEST_F(GemmCudaTest, Fp8TimesFp8) {
   for (const int64_t tokens : kTokenCounts) {
@@ -213,6 +259,13 @@ TEST_F(GemmCudaTest, PrefillGivesATokenTheSameBitsInEveryStep) {
   ExpectSameInEveryStep({TileKind::kBf16, 320, 4096, 1, GemmOutput::kF32});
   ExpectSameInEveryStep({TileKind::kBf16, 64, 1024});
   ExpectSameInEveryStep({TileKind::kFp8AsBf16, 512, 1024, 4, GemmOutput::kFp8Tiles});
+}
+
+TEST_F(GemmCudaTest, ARanksRowsHaveTheBitsOfTheWholeMatrix) {
+  ExpectSameOnAnyNumberOfRanks({TileKind::kFp8, 512, 1024});
+  ExpectSameOnAnyNumberOfRanks({TileKind::kFp8, 256, 4096});
+  ExpectSameOnAnyNumberOfRanks({TileKind::kBf16, 256, 4096, 1, GemmOutput::kF32});
+  ExpectSameOnAnyNumberOfRanks({TileKind::kFp8AsBf16, 512, 2048, 4, GemmOutput::kFp8Tiles});
 }
 
 // Tiles of 256 tokens by 128 rows, and what is left of them.

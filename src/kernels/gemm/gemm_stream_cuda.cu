@@ -8,16 +8,17 @@
 namespace fathom::kernels {
 namespace {
 
-// How the items, problem after problem, are dealt out to the clusters: in rounds, every second one
-// backwards, so that whoever got a long item first gets a short one next.
+constexpr int kMultiprocessors = 132;
+
+// How the work is dealt out. Problem after problem, 128 rows after 128 rows, tile of tokens after
+// tile of tokens are items, of two halves each: 64 rows. A cluster has the halves begin[cluster] to
+// begin[cluster + 1].
 struct Deal {
   int first_item[kMaxGemmProblems + 1];
+  int token_tiles;
   int num_clusters;
   int split;
-
-  __host__ __device__ int Item(int cluster, int round) const {
-    return round * num_clusters + (round % 2 == 0 ? cluster : num_clusters - 1 - cluster);
-  }
+  uint16_t begin[kMultiprocessors + 1];
 };
 
 __host__ __device__ int BlocksEach(const GemmProblem& p, int split) {
@@ -25,61 +26,70 @@ __host__ __device__ int BlocksEach(const GemmProblem& p, int split) {
 }
 
 // A cluster's items (weight_stream.cuh).
+template <int kN>
 struct GemmItems {
   const CudaGemmParams& params;
   const Deal& deal;
   int cluster, rank;
 
+  // Whole items first: a half leaves half of a stage empty.
+  __device__ int whole() const {
+    return deal.begin[cluster + 1] / 2 - (deal.begin[cluster] + 1) / 2;
+  }
   __device__ int count() const {
-    const int items = deal.first_item[kMaxGemmProblems];
-    const int rounds = items / deal.num_clusters;
-    return rounds + (deal.Item(cluster, rounds) < items ? 1 : 0);
+    const int begin = deal.begin[cluster], end = deal.begin[cluster + 1];
+    return begin == end ? 0 : whole() + begin % 2 + end % 2;
   }
   __device__ int known() const { return count(); }
 
   __device__ StreamItem operator()(int i) const {
-    const int item = deal.Item(cluster, i);
+    const int begin = deal.begin[cluster], end = deal.begin[cluster + 1];
+    const bool is_whole = i < whole(), is_second = !is_whole && i == whole() && begin % 2 != 0;
+    const int item = is_whole ? (begin + 1) / 2 + i : is_second ? begin / 2 : end / 2;
     int index = 0;
     while (item >= deal.first_item[index + 1]) ++index;
     const GemmProblem& p = params.problems[index];
-    const int tile = item - deal.first_item[index];
-    const int row = tile * 128;
+    const int pair = (item - deal.first_item[index]) / deal.token_tiles;
+    const int token = (item - deal.first_item[index]) % deal.token_tiles * kN;
+    const int tile = 2 * pair + (is_second ? 1 : 0);
     const TileKind kind = p.w.kind;
     const auto col_blocks = static_cast<int>(p.w.col_blocks());
     const int each = BlocksEach(p, deal.split), first = rank * each;
     const bool fp8_x = kind == TileKind::kFp8, wide = kind == TileKind::kFp8AsBf16;
     const int64_t row_groups = fp8_x ? p.x_fp8.row_groups : p.x_bf16.row_groups;
-    const int group = p.groups == 1 ? 0 : row / (static_cast<int>(p.w.rows) / p.groups);
+    const int group = p.groups == 1 ? 0 : tile * 64 / (static_cast<int>(p.w.rows) / p.groups);
     const int64_t x_block = int64_t{group * col_blocks + first} * (wide ? 2 : 1);
     const int64_t row_tile_bytes = col_blocks * TileMatrixBytes(kind);
     const std::byte* x = fp8_x ? reinterpret_cast<const std::byte*>(p.x_fp8.codes)
                                : reinterpret_cast<const std::byte*>(p.x_bf16.values);
     return {.info = {.kind = kind,
                      .num_blocks = min(each, col_blocks - first),
-                     .num_tokens = static_cast<int>(params.num_tokens),
-                     .place = {index, tile, 0}},
-            .weights = p.w.tiles + row / 64 * row_tile_bytes + first * TileMatrixBytes(kind),
-            .row_tile_bytes = row / 64 + 1 < p.w.row_tiles() ? row_tile_bytes : 0,
-            .scales = p.w.scales == nullptr ? nullptr : p.w.scales + row / 128 * col_blocks + first,
+                     .num_tokens = min(kN, static_cast<int>(params.num_tokens) - token),
+                     .place = {index, tile, 0},
+                     .row_tiles = is_whole ? min(2, static_cast<int>(p.w.row_tiles()) - tile) : 1,
+                     .first_token = token},
+            .weights = p.w.tiles + tile * row_tile_bytes + first * TileMatrixBytes(kind),
+            .row_tile_bytes = row_tile_bytes,
+            .scales = p.w.scales == nullptr ? nullptr : p.w.scales + pair * col_blocks + first,
             .scales_stride = 0,
-            .x = x + x_block * row_groups * kTileBytes,
-            .x_scales = fp8_x ? p.x_fp8.scales + x_block * row_groups * 8 : nullptr,
+            .x = x + (x_block * row_groups + token / 8) * kTileBytes,
+            .x_scales = fp8_x ? p.x_fp8.scales + x_block * row_groups * 8 + token : nullptr,
             .x_block_bytes = row_groups * kTileBytes,
             .x_scales_stride = row_groups * 8};
   }
 };
 
-// The tokens rank, rank + split, … of 128 rows.
+// The tokens rank, rank + split, … of an item's rows.
 template <typename Stream>
-__device__ void WriteRows(const GemmProblem& p, int64_t row0, int num_tokens, const Stream& stream,
+__device__ void WriteRows(const GemmProblem& p, const StreamInfo& info, const Stream& stream,
                           const float (*inbox)[Stream::kRows]) {
-  const int row = static_cast<int>(threadIdx.x) % 64 * 2;
-  if (row0 + row >= p.w.rows) return;
+  const int row = static_cast<int>(threadIdx.x) % 64 * 2, in_matrix = info.place[1] * 64 + row;
+  if (row >= info.row_tiles * 64 || in_matrix >= p.w.rows) return;
   for (int k = static_cast<int>(threadIdx.x) / 64;; k += Stream::kConsumers / 64) {
     const int token = k * stream.split() + stream.rank();
-    if (token >= num_tokens) return;
+    if (token >= info.num_tokens) return;
     const float2 sum = stream.Sum2(inbox, k, row);
-    const int64_t offset = token * p.y_stride + row0 + row;
+    const int64_t offset = (info.first_token + token) * p.y_stride + in_matrix;
     if (p.output == GemmOutput::kBf16) {
       *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(p.y) + offset) =
           __floats2bfloat162_rn(sum.x, sum.y);
@@ -91,21 +101,23 @@ __device__ void WriteRows(const GemmProblem& p, int64_t row0, int num_tokens, co
 
 // One warp a token: 128 rows are one block of FP8 columns of y.
 template <typename Stream>
-__device__ void WriteFp8(const Fp8Tiles& y, int64_t row0, int num_tokens, const Stream& stream,
+__device__ void WriteFp8(const Fp8Tiles& y, const StreamInfo& info, const Stream& stream,
                          const float (*inbox)[Stream::kRows]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32, block = info.place[1] / 2;
   for (int k = static_cast<int>(threadIdx.x) / 32;; k += Stream::kWarps) {
-    const int token = k * stream.split() + stream.rank();
-    if (token >= num_tokens) return;
+    const int in_part = k * stream.split() + stream.rank();
+    if (in_part >= info.num_tokens) return;
+    const int token = info.first_token + in_part;
     const float4 sum = stream.Sum4(inbox, k, lane * 4);
     const float4 v{RoundBf16(sum.x), RoundBf16(sum.y), RoundBf16(sum.z), RoundBf16(sum.w)};
     const float largest =
         WarpMax(fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
     const uint32_t scale = Fp8Scale(largest);
     const float inverse = Ue8m0Inverse(scale);
-    *reinterpret_cast<uint32_t*>(y.codes + Fp8TileOffset(token, row0 + lane * 4, y.row_groups)) =
+    *reinterpret_cast<uint32_t*>(y.codes +
+                                 Fp8TileOffset(token, block * 128 + lane * 4, y.row_groups)) =
         Fp8Codes(v.x * inverse, v.y * inverse) | Fp8Codes(v.z * inverse, v.w * inverse) << 16;
-    if (lane == 0) y.scales[row0 / 128 * y.row_groups * 8 + token] = Ue8m0Value(scale);
+    if (lane == 0) y.scales[block * y.row_groups * 8 + token] = Ue8m0Value(scale);
   }
 }
 
@@ -117,27 +129,29 @@ struct Writer {
   __device__ void Begin(const StreamInfo&) const {}
   __device__ void Finish(const StreamInfo& info, const float (*inbox)[Stream::kRows]) const {
     const GemmProblem& p = params.problems[info.place[0]];
-    const int64_t row = int64_t{info.place[1]} * 128;
     if (p.output == GemmOutput::kFp8Tiles) {
-      WriteFp8(p.y_fp8, row, info.num_tokens, stream, inbox);
+      WriteFp8(p.y_fp8, info, stream, inbox);
     } else {
-      WriteRows(p, row, info.num_tokens, stream, inbox);
+      WriteRows(p, info, stream, inbox);
     }
   }
 };
 
-// Two blocks on a multiprocessor, this launch's and the next one's: 96 registers, 113 KB each.
-// But widening takes all warps of a multiprocessor.
+// Up to 32 tokens two blocks run on a multiprocessor, this launch's and the next one's: 96
+// registers, 113 KB each. But widening takes all warps of a multiprocessor, and more tokens all of
+// its shared memory.
 template <int kN, bool kWide>
-using StreamOf =
-    std::conditional_t<kWide, WeightStream<kN, StreamFormat::kWide, 2, 2, kN == 32 ? 3 : 4>,
-                       WeightStream<kN, StreamFormat::kPlain, kN == 8 ? 2 : 1, 1,
-                                    kN == 8    ? 3
-                                    : kN == 16 ? 5
-                                               : 4>>;
+using StreamOf = std::conditional_t<kWide,
+                                    WeightStream<kN, StreamFormat::kWide, kN <= 32 ? 2 : 1,
+                                                 kN <= 32 ? 2 : 1, kN == 32 || kN == 128 ? 3 : 4>,
+                                    WeightStream<kN, StreamFormat::kPlain, kN == 8 ? 2 : 1, 1,
+                                                 kN == 8    ? 3
+                                                 : kN == 16 ? 5
+                                                 : kN == 64 ? 6
+                                                            : 4>>;
 
 template <int kN, bool kWide>
-__global__ void __launch_bounds__(kWide ? 544 : 288, kWide ? 1 : 2)
+__global__ void __launch_bounds__(StreamOf<kN, kWide>::kThreads, kWide || kN > 32 ? 1 : 2)
     GemmStreamKernel(const __grid_constant__ CudaGemmParams params,
                      const __grid_constant__ Deal deal) {
   using Stream = StreamOf<kN, kWide>;
@@ -145,56 +159,107 @@ __global__ void __launch_bounds__(kWide ? 544 : 288, kWide ? 1 : 2)
   const int rank = static_cast<int>(blockIdx.x) % deal.split;
   Stream stream(*reinterpret_cast<typename Stream::Shared*>(shared), rank, deal.split);
   stream.Init();
-  const GemmItems items{params, deal, static_cast<int>(blockIdx.x) / deal.split, rank};
-  if (threadIdx.x >= Stream::kConsumers) return stream.Produce(items);
+  const GemmItems<kN> items{params, deal, static_cast<int>(blockIdx.x) / deal.split, rank};
+  if (threadIdx.x >= Stream::kConsumers) return stream.Produce(items, deal.token_tiles == 1);
   stream.Consume(items.count(), Writer<Stream>{params, stream});
 }
 
-// The most blocks that the busiest cluster's block streams.
-int64_t LongestShare(const CudaGemmParams& params, const Deal& deal) {
-  std::vector<int64_t> shares(static_cast<size_t>(deal.num_clusters));
-  const int item_cost = deal.split > 1 ? 2 : 1;  // its end, in column blocks
-  int problem = 0;
-  const int items = deal.first_item[kMaxGemmProblems];
-  for (int place = 0; place < items; ++place) {
-    const int round = place / deal.num_clusters, at = place % deal.num_clusters;
-    const int cluster = round % 2 == 0 ? at : deal.num_clusters - 1 - at;
-    while (place >= deal.first_item[problem + 1]) ++problem;
-    shares[static_cast<size_t>(cluster)] +=
-        BlocksEach(params.problems[problem], deal.split) + item_cost;
+// Blocks that share the columns. The order of the sums depends on nothing but the columns and the
+// tokens, so that a rank's rows have the bits that they have in the whole matrix.
+template <int kN, bool kWide>
+int ColumnSplit(const CudaGemmParams& params) {
+  if (params.many_rows) return 1;
+  int64_t most = 0;
+  for (int i = 0; i < params.num_problems; ++i) most = std::max(most, params.problems[i].w.cols);
+  int split = most < 2048 ? 1 : most < 4096 || kWide || kN > 32 ? 2 : 4;
+  const auto gives_all_columns = [&](const GemmProblem& p) {
+    return (split - 1) * BlocksEach(p, split) < p.w.col_blocks();
+  };
+  while (!std::all_of(params.problems, params.problems + params.num_problems, gives_all_columns)) {
+    split /= 2;
   }
-  return *std::max_element(shares.begin(), shares.end());
+  return split;
 }
 
-constexpr int kMultiprocessors = 132;
-// Clusters of 1, 2, 4 and 8 blocks that fit at one block a multiprocessor: a cluster stays within
-// a group of 16 or 18 of them.
-constexpr int kMaxClusters[] = {kMultiprocessors, kMultiprocessors / 2, 32, 16};
+// What a cluster can take: one or two halves of an item, and what they cost in column blocks.
+struct Piece {
+  int end;  // in halves
+  int cost;
+};
 
-bool GivesEveryBlockColumns(const CudaGemmParams& params, int split) {
-  return std::all_of(params.problems, params.problems + params.num_problems,
-                     [split](const GemmProblem& p) {
-                       return (split - 1) * BlocksEach(p, split) < p.w.col_blocks();
-                     });
-}
-
-Deal MakeDeal(const CudaGemmParams& params) {
-  Deal best{};
-  int64_t shortest = 0;
-  for (int i = 0; i < 4; ++i) {
-    Deal deal{.first_item = {}, .num_clusters = kMaxClusters[i], .split = 1 << i};
-    int items = 0;
-    for (int p = 0; p < params.num_problems; ++p) {
-      deal.first_item[p] = items;
-      items += static_cast<int>((params.problems[p].w.rows + 127) / 128);
+std::vector<Piece> MakePieces(const CudaGemmParams& params, const Deal& deal, bool halves) {
+  std::vector<Piece> pieces;
+  for (int i = 0; i < params.num_problems; ++i) {
+    const GemmProblem& p = params.problems[i];
+    const int each = BlocksEach(p, deal.split) + 1;  // and its end
+    for (int item = deal.first_item[i]; item < deal.first_item[i + 1]; ++item) {
+      const int64_t tile = 2 * int64_t{(item - deal.first_item[i]) / deal.token_tiles};
+      const bool has_second = tile + 1 < p.w.row_tiles();
+      const bool apart = halves && has_second && p.output != GemmOutput::kFp8Tiles;
+      if (apart) pieces.push_back({2 * item + 1, each});
+      pieces.push_back({2 * item + 2, apart || !has_second ? each : 2 * each});
     }
-    for (int p = params.num_problems; p <= kMaxGemmProblems; ++p) deal.first_item[p] = items;
-    deal.num_clusters = std::min(deal.num_clusters, items);
-    if (!GivesEveryBlockColumns(params, deal.split)) break;
-    const int64_t share = LongestShare(params, deal);
-    if (i == 0 || share < shortest) best = deal, shortest = share;
   }
-  return best;
+  return pieces;
+}
+
+// Fills clusters one after another, none beyond `most`. False: that is too little.
+bool Fill(const std::vector<Piece>& pieces, int most, int max_clusters, Deal& deal) {
+  int cost = 0;
+  deal.num_clusters = 1;
+  for (const Piece& piece : pieces) {
+    if (piece.cost > most) return false;
+    if (cost + piece.cost > most) {
+      if (deal.num_clusters == max_clusters) return false;
+      ++deal.num_clusters, cost = 0;
+    }
+    cost += piece.cost;
+    deal.begin[deal.num_clusters] = static_cast<uint16_t>(piece.end);
+  }
+  return true;
+}
+
+// The least that the cluster with most can have. Halves only where they make that less.
+Deal MakeDeal(const CudaGemmParams& params, int tokens_each, int split, int max_clusters) {
+  Deal deal{};
+  deal.token_tiles = static_cast<int>((params.num_tokens + tokens_each - 1) / tokens_each);
+  deal.split = split;
+  for (int i = 0; i < kMaxGemmProblems; ++i) {
+    const int64_t tiles = i < params.num_problems ? params.problems[i].w.row_tiles() : 0;
+    deal.first_item[i + 1] =
+        deal.first_item[i] + static_cast<int>((tiles + 1) / 2) * deal.token_tiles;
+  }
+  const std::vector<Piece> wholes = MakePieces(params, deal, false);
+  const std::vector<Piece> halves = MakePieces(params, deal, true);
+  int64_t total = 0;
+  for (const Piece& piece : wholes) total += piece.cost;
+  for (int most = static_cast<int>(total / max_clusters);; ++most) {
+    if (Fill(wholes, most, max_clusters, deal) || Fill(halves, most, max_clusters, deal)) {
+      return deal;
+    }
+  }
+}
+
+// Clusters of `split` blocks that run at once, at most a block for every multiprocessor: a cluster
+// stays within a group of multiprocessors, and these differ from GPU to GPU.
+template <typename Kernel>
+int MaxClusters(Kernel kernel, int threads, size_t shared_bytes, int split) {
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(split), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(kMultiprocessors / split * split);
+  config.blockDim = static_cast<unsigned>(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  int count = 0;
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(config.dynamicSmemBytes)) != cudaSuccess ||
+      cudaOccupancyMaxActiveClusters(&count, kernel, &config) != cudaSuccess || count == 0) {
+    count = 1;  // the launch reports what is wrong
+  }
+  return std::min(count, kMultiprocessors / split);
 }
 
 template <int kN, bool kWide>
@@ -206,7 +271,13 @@ void Run(const CudaGemmParams& params, device::Stream& stream) {
                    [](const GemmProblem& a, const GemmProblem& b) {
                      return a.w.col_blocks() > b.w.col_blocks();
                    });
-  const Deal deal = MakeDeal(sorted);
+  constexpr auto kKernel = GemmStreamKernel<kN, kWide>;
+  const auto max_clusters = [](int split) {
+    return MaxClusters(kKernel, Stream::kThreads, sizeof(typename Stream::Shared), split);
+  };
+  static const int kMost[] = {max_clusters(1), max_clusters(2), max_clusters(4)};
+  const int split = ColumnSplit<kN, kWide>(sorted);
+  const Deal deal = MakeDeal(sorted, kN, split, kMost[split / 2]);
   LaunchClusters(GemmStreamKernel<kN, kWide>, static_cast<unsigned>(deal.num_clusters * deal.split),
                  static_cast<unsigned>(deal.split), Stream::kThreads,
                  sizeof(typename Stream::Shared), stream, sorted, deal);
@@ -215,15 +286,19 @@ void Run(const CudaGemmParams& params, device::Stream& stream) {
 }  // namespace
 
 void LaunchGemmStream(const CudaGemmParams& params, device::Stream& stream) {
-  const int64_t rows = PaddedTokens(params.num_tokens);
-  if (params.problems[0].w.kind == TileKind::kFp8AsBf16) {
-    if (rows == 8) return Run<8, true>(params, stream);
-    if (rows == 16) return Run<16, true>(params, stream);
-    return Run<32, true>(params, stream);
+  const bool wide = params.problems[0].w.kind == TileKind::kFp8AsBf16;
+  switch (std::min<int64_t>(128, PaddedTokens(params.num_tokens))) {
+    case 8:
+      return wide ? Run<8, true>(params, stream) : Run<8, false>(params, stream);
+    case 16:
+      return wide ? Run<16, true>(params, stream) : Run<16, false>(params, stream);
+    case 32:
+      return wide ? Run<32, true>(params, stream) : Run<32, false>(params, stream);
+    case 64:
+      return wide ? Run<64, true>(params, stream) : Run<64, false>(params, stream);
+    default:
+      wide ? Run<128, true>(params, stream) : Run<128, false>(params, stream);
   }
-  if (rows == 8) return Run<8, false>(params, stream);
-  if (rows == 16) return Run<16, false>(params, stream);
-  Run<32, false>(params, stream);
 }
 
 }  // namespace fathom::kernels

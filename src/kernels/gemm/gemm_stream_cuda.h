@@ -1,11 +1,9 @@
-// gemm_cuda.h's products for up to kMaxStreamTokens tokens (weight_stream.cuh).
+// gemm_cuda.h's products of fewer tokens than gemm_large.h takes (weight_stream.cuh).
 #pragma once
 
 #include "kernels/gemm/gemm_cuda.h"
 
 namespace fathom::kernels {
-
-inline constexpr int64_t kMaxStreamTokens = 32;
 
 // What Launch of gemm_cuda.h has checked.
 void LaunchGemmStream(const CudaGemmParams& params, device::Stream& stream);

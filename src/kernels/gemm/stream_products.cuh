@@ -1,4 +1,4 @@
-// The products of weight_stream.cuh and gemm_sm90.cuh, of one warpgroup: d += a row tile's column
+// The products of weight_stream.cuh and of the experts, of one warpgroup: d += a row tile's column
 // blocks times kN tokens, both in shared memory (weight_tiles.h; tokens in tiles of 128-byte rows).
 // What the tensor cores cannot read as it is, is widened in registers.
 #pragma once
@@ -38,15 +38,16 @@ __device__ __forceinline__ void MultiplyFp8(const std::byte* weights, const std:
   }
   WgmmaCommit();
   const float* scales = x_scales + ThreadOfGroup() % 4 * 2;
+  const auto scale = [&](int i, int j) {
+    const float2 v = *reinterpret_cast<const float2*>(scales + i * kN + j * 8);
+    return float2{weight_scales[2 * i] * v.x, weight_scales[2 * i] * v.y};
+  };
+  constexpr bool kLoadAhead = kBlocks * kN < 128;  // while there are registers
   float2 s[kBlocks][kN / 8];
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) {
-    const float w = weight_scales[2 * i];
 #pragma unroll
-    for (int j = 0; j < kN / 8; ++j) {
-      const float2 v = *reinterpret_cast<const float2*>(scales + i * kN + j * 8);
-      s[i][j] = {w * v.x, w * v.y};
-    }
+    for (int j = 0; kLoadAhead && j < kN / 8; ++j) s[i][j] = scale(i, j);
   }
   WgmmaWait<0>();
 #pragma unroll
@@ -54,10 +55,11 @@ __device__ __forceinline__ void MultiplyFp8(const std::byte* weights, const std:
     ReadyRegisters(product[i]);
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
-      d[4 * j] += product[i][4 * j] * s[i][j].x;
-      d[4 * j + 1] += product[i][4 * j + 1] * s[i][j].y;
-      d[4 * j + 2] += product[i][4 * j + 2] * s[i][j].x;
-      d[4 * j + 3] += product[i][4 * j + 3] * s[i][j].y;
+      const float2 v = kLoadAhead ? s[i][j] : scale(i, j);
+      d[4 * j] += product[i][4 * j] * v.x;
+      d[4 * j + 1] += product[i][4 * j + 1] * v.y;
+      d[4 * j + 2] += product[i][4 * j + 2] * v.x;
+      d[4 * j + 3] += product[i][4 * j + 3] * v.y;
     }
   }
 }
@@ -108,77 +110,6 @@ __device__ __forceinline__ void MultiplyWide(const std::byte* weights, const std
   WgmmaCommit();
   WgmmaWait<0>();
   ReadyRegisters(d);
-}
-
-// FP4 weights: two groups of 32 columns of a block, as a thread of the warpgroup has them.
-template <int kN>
-class Fp4Half {
- public:
-  // Expands the codes and issues a product for each group.
-  __device__ __forceinline__ void Start(const std::byte* weights, const std::byte* x, int half) {
-    const int thread = ThreadOfGroup();
-    const uint4 chunk = reinterpret_cast<const uint4*>(weights)[thread + half * 128];
-    const auto* scales =
-        reinterpret_cast<const uint32_t*>(weights + 4096) + thread / 32 * 16 + thread % 32 / 4;
-    low_ = scales[0] >> (16 * half), high_ = scales[8] >> (16 * half);
-    ExpandFp4(chunk.x, a_[0][0], a_[0][2]);
-    ExpandFp4(chunk.y, a_[0][1], a_[0][3]);
-    ExpandFp4(chunk.z, a_[1][0], a_[1][2]);
-    ExpandFp4(chunk.w, a_[1][1], a_[1][3]);
-    const uint64_t b = SmemDescriptor(SharedAddress(x)) + 4 * half;
-    WgmmaFence();
-    Wgmma<WgmmaType::kE4m3, kN>::FromRegisters(products_[0], a_[0], b, 0);
-    Wgmma<WgmmaType::kE4m3, kN>::FromRegisters(products_[1], a_[1], b + 2, 0);
-    WgmmaCommit();
-  }
-  // Once they are complete: sums += the products, scaled.
-  __device__ __forceinline__ void Finish(float (&sums)[kN / 2]) {
-    ReadyRegisters(products_[0]);
-    ReadyRegisters(products_[1]);
-    const float low[2] = {First(low_), Second(low_)}, high[2] = {First(high_), Second(high_)};
-#pragma unroll
-    for (int i = 0; i < kN / 2; ++i) {
-      const float (&s)[2] = i % 4 < 2 ? low : high;
-      sums[i] += s[0] * products_[0][i] + s[1] * products_[1][i];
-    }
-  }
-
- private:
-  // 2^(byte - 127) of the two low bytes; 2^-127 counts as 0.
-  __device__ static float First(uint32_t bytes) {
-    return __uint_as_float(bytes << 23 & 0x7f800000u);
-  }
-  __device__ static float Second(uint32_t bytes) {
-    return __uint_as_float(bytes << 15 & 0x7f800000u);
-  }
-
-  uint32_t a_[2][4];
-  uint32_t low_, high_;  // scales of rows g and g + 8
-  float products_[2][kN / 2];
-};
-
-// FP4 weights times FP8 activations, one column block: a product for each group of 32 columns,
-// scaled afterwards. The second half is expanded while the first is multiplied. x_scales [kN].
-template <int kN>
-__device__ __forceinline__ void MultiplyFp4(const std::byte* weights, const std::byte* x,
-                                            const float* x_scales, float (&d)[kN / 2]) {
-  Fp4Half<kN> first, second;
-  first.Start(weights, x, 0);
-  second.Start(weights, x, 1);
-  float sums[kN / 2] = {};
-  WgmmaWait<1>();
-  first.Finish(sums);
-  WgmmaWait<0>();
-  second.Finish(sums);
-  const float* scales = x_scales + ThreadOfGroup() % 4 * 2;
-#pragma unroll
-  for (int j = 0; j < kN / 8; ++j) {
-    const float2 s = *reinterpret_cast<const float2*>(scales + j * 8);
-    d[4 * j] += s.x * sums[4 * j];
-    d[4 * j + 1] += s.y * sums[4 * j + 1];
-    d[4 * j + 2] += s.x * sums[4 * j + 2];
-    d[4 * j + 3] += s.y * sums[4 * j + 3];
-  }
 }
 
 }  // namespace fathom::kernels

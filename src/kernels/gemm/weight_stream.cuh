@@ -4,10 +4,10 @@
 // about half of the shared memory and of the registers, so that the next product of the stream can
 // fill its own ring before it has to wait.
 //
-// An item is 128 rows of weights (two row tiles, one for each of the two warpgroups) times up to kN
-// tokens. A cluster of `split` blocks works on the same items: block r on the r-th part of the
+// An item is one or two row tiles of weights, 64 rows for each of the two warpgroups, times up to
+// kN tokens. A cluster of `split` blocks works on the same items: block r on the r-th part of the
 // columns. Every block sends its sums of token t to block t % split, which adds them in order of
-// rank: results repeat bit for bit.
+// rank: results repeat bit for bit. Of more than 64 tokens they go 64 at a time.
 #pragma once
 
 #include <algorithm>
@@ -26,13 +26,15 @@ struct StreamInfo {
   int num_blocks;  // column blocks, at least 1
   int num_tokens;
   int place[3];  // the launch's own
+  int row_tiles = 2;
+  int first_token = 0;
 };
 
 // What a block multiplies for one item. Uniform over the block.
 struct StreamItem {
   StreamInfo info;
   const std::byte* weights;  // of its first row tile, at its first column block
-  int64_t row_tile_bytes;    // to the second row tile; 0: there is none (its sums are not used)
+  int64_t row_tile_bytes;    // to the second row tile, where there is one
   const uint8_t* scales;     // FP8 kinds: of the first row tile, at its first column block
   int64_t scales_stride;     // to the second row tile's
   const std::byte* x;        // tiles of its tokens, at its first column block
@@ -41,7 +43,7 @@ struct StreamItem {
   int64_t x_scales_stride;   // likewise, floats
 };
 
-enum class StreamFormat { kPlain, kWide, kFp4 };  // FP8 and BF16; FP8 as BF16; FP8 and FP4
+enum class StreamFormat { kPlain, kWide };  // FP8 and BF16; FP8 as BF16
 
 // kFullBlocks: column blocks of a full stage of FP8 or BF16. kPairs: of warpgroups; two share the
 // column blocks of every stage, for weights that take more instructions than one pair can issue.
@@ -49,29 +51,27 @@ template <int kN, StreamFormat kFormat, int kFullBlocks, int kPairs, int kStages
 class WeightStream {
  public:
   static constexpr bool kWide = kFormat == StreamFormat::kWide;
-  static constexpr bool kHasFp4 = kFormat == StreamFormat::kFp4;
-  static constexpr int kFp4Blocks = 2;  // of a full stage
-  static constexpr int kBlocks = kHasFp4 ? std::max(kFullBlocks, kFp4Blocks) : kFullBlocks;
-  static constexpr int kXTiles = kWide ? 2 * kBlocks : kBlocks;  // of a full stage
-  static constexpr int kRows = 128;
+  static constexpr int kXTiles = kWide ? 2 * kFullBlocks : kFullBlocks;  // of a full stage
+  static constexpr int kRows = kN < 64 ? 128 : 132;  // 128, and what spreads the banks
   static constexpr int kConsumers = 256 * kPairs;
   static constexpr int kWarps = kConsumers / 32;
   static constexpr int kThreads = kConsumers + 32;
   static_assert(kPairs == 1 || (kPairs == 2 && kFullBlocks == 2));
   static constexpr int kXTileBytes = kN * 128;
-  static constexpr int kWeightBytes =
-      std::max(2 * kFullBlocks * 8192, kHasFp4 ? 2 * kFp4Blocks * 4352 : 0);
+  static constexpr int kWeightTileBytes = 8192;  // of weights, in a column block
+  static constexpr int kWeightBytes = 2 * kFullBlocks * kWeightTileBytes;
   static constexpr int kXBytes = kXTiles * kXTileBytes;
+  static constexpr int kSent = std::min(kN, 64);  // tokens at a time
   static constexpr int kInfos = kStages + 2;  // the most items of a block at a time, and one more
 
   struct Shared {
     alignas(1024) std::byte x[kStages][kXBytes];
     alignas(1024) std::byte weights[kStages][kWeightBytes];
-    alignas(16) float x_scales[kStages][kBlocks * kN];
-    float weight_scales[kStages][kBlocks][2];  // of each row tile
+    alignas(16) float x_scales[kStages][kFullBlocks * kN];
+    float weight_scales[kStages][kFullBlocks][2];  // of each row tile
     StreamInfo infos[kInfos];
-    // Sums that other blocks sent, for two items in turn: [rank, pair][tokens of this block][row].
-    alignas(16) float inbox[2][kPairs * kN][kRows];
+    // Sums that blocks sent, twice in turn: [rank, pair][tokens of this block][row].
+    alignas(16) float inbox[2][kPairs * kSent][kRows];
     uint64_t full[kStages], empty[kStages], inbox_full[2];
   };
 
@@ -79,7 +79,7 @@ class WeightStream {
       : s_(shared),
         rank_(rank),
         split_(split),
-        tokens_each_((kN + split - 1) / split),
+        tokens_each_((kSent + split - 1) / split),
         first_block_(ClusterRank() - static_cast<uint32_t>(rank)) {}
 
   // All threads, once, before anything else.
@@ -98,17 +98,20 @@ class WeightStream {
 
   // The last warp. items(i) is this block's i-th item, for i < known() before the predecessor has
   // ended, and for i < count() afterwards. Lanes 0 and 1 fetch weights, the next ones activations,
-  // the next their scales.
+  // the next their scales. `once`: no other block reads these weights in this step, so they leave
+  // the L2 cache before all else.
   template <typename Items>
-  __device__ void Produce(const Items& items) {
+  __device__ void Produce(const Items& items, bool once = false) {
+    once_ = once;
+    policy_ = EvictFirst();
     const int ahead = FetchAhead(items);
     // Ready for the moment when the predecessor ends.
-    StreamItem first{};
-    Role first_role{};
+    StreamItem p{};
+    Role role{};
     if (ahead > 0) {
-      first = items(0);
-      first_role = MakeRole(first);
-      LoadScales(first, 0);
+      p = items(0);
+      role = MakeRole(p);
+      LoadScales(p, 0);
     }
     if (split_ > 1) ClusterWait();
     WaitForPredecessor();
@@ -116,12 +119,15 @@ class WeightStream {
     const int count = items.count();
     int stage = 0;
     for (int item = 0, n = 0; item < count; ++item) {
-      const StreamItem p = item == 0 && ahead > 0 ? first : items(item);
-      Role role = item == 0 && ahead > 0 ? first_role : MakeRole(p);
-      const int blocks = BlocksOf(p.info.kind);
-      for (int block = 0; block < p.info.num_blocks; block += blocks, ++n) {
+      if (n == 0 && ahead == 0) {
+        p = items(0);
+        LoadScales(p, 0);
+      }
+      if (n > 0 || ahead == 0) role = MakeRole(p);
+      const StreamItem next = item + 1 < count ? items(item + 1) : p;
+      for (int block = 0; block < p.info.num_blocks; block += kFullBlocks, ++n) {
         const bool fetched = n < ahead;
-        if (n > 0 || !fetched) LoadScales(p, block);
+        if (block % 32 == 0) TakeScales(p, block, next);
         if (!fetched) {
           if (n >= kStages) BarrierWait(&s_.empty[stage], (n / kStages - 1) & 1);
           Announce(p, item, block, stage);
@@ -130,11 +136,12 @@ class WeightStream {
         WriteScales(p, block, stage);
         if (++stage == kStages) stage = 0;
       }
+      p = next;
     }
   }
 
-  // The other warps, for each of `count` items: writer.Begin(info), the products, and
-  // writer.Finish(info, inbox), which takes its sums with Sum2 and Sum4.
+  // The other warps, for each of `count` items: writer.Begin(info), the products, and, for up to
+  // kSent tokens at a time, writer.Finish(info, inbox), which takes its sums with Sum2 and Sum4.
   template <typename Writer>
   __device__ void Consume(int count, Writer writer) {
     if (split_ > 1) ClusterWait();  // every block has started
@@ -150,14 +157,10 @@ class WeightStream {
         Multiply<TileKind::kFp8AsBf16, kFullBlocks>(info.num_blocks, d);
       } else if (info.kind == TileKind::kFp8) {
         Multiply<TileKind::kFp8, kFullBlocks>(info.num_blocks, d);
-      } else if constexpr (kHasFp4) {
-        Multiply<TileKind::kFp4, kFp4Blocks>(info.num_blocks, d);
       } else {
         Multiply<TileKind::kBf16, kFullBlocks>(info.num_blocks, d);
       }
-      Send(d, info.num_tokens, i & 1);
-      BarrierWaitCluster(&s_.inbox_full[i & 1], (i / 2) & 1);
-      writer.Finish(info, s_.inbox[i & 1]);
+      Exchange<0>(d, info, writer);
     }
   }
 
@@ -187,33 +190,44 @@ class WeightStream {
     uint32_t to, to_step;  // in shared memory, from stage to stage of the ring
   };
 
+  // Sums of the tokens from kFirst on, d of kSent at a time.
+  template <int kFirst, typename Writer>
+  __device__ void Exchange(const float (&d)[kN / 2], StreamInfo info, Writer& writer) {
+    StreamInfo part = info;
+    part.first_token += kFirst;
+    part.num_tokens = min(kSent, info.num_tokens - kFirst);
+    const int buffer = sent_ & 1;
+    Send(d + kFirst / 2, part, buffer);
+    BarrierWaitCluster(&s_.inbox_full[buffer], (sent_ / 2) & 1);
+    ++sent_;
+    writer.Finish(part, s_.inbox[buffer]);
+    if constexpr (kFirst + kSent < kN) {
+      if (info.num_tokens > kFirst + kSent) Exchange<kFirst + kSent>(d, info, writer);
+    }
+  }
+
   __device__ static int pair() { return kPairs == 1 ? 0 : static_cast<int>(threadIdx.x) / 256; }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  __device__ static int BlocksOf(TileKind kind) {
-    return kHasFp4 && kind == TileKind::kFp4 ? kFp4Blocks : kFullBlocks;
-  }
-  __device__ static bool HasXScales(TileKind kind) {
-    return kind == TileKind::kFp8 || kind == TileKind::kFp4;
-  }
+  __device__ static int tile() { return static_cast<int>(threadIdx.x) / 128 % 2; }
+  __device__ static bool HasXScales(TileKind kind) { return kind == TileKind::kFp8; }
 
   __device__ Role MakeRole(const StreamItem& p) {
     const TileKind kind = p.info.kind;
-    const int blocks = BlocksOf(kind);
     if (lane() < kFirstXLane) {
-      const auto bytes = static_cast<uint32_t>(blocks * TileMatrixBytes(kind));
-      return {p.weights + lane() * p.row_tile_bytes, bytes, bytes,
+      const auto bytes = static_cast<uint32_t>(kFullBlocks * kWeightTileBytes);
+      return {p.weights + lane() * p.row_tile_bytes, bytes, lane() < p.info.row_tiles ? bytes : 0u,
               SharedAddress(s_.weights) + lane() * bytes, kWeightBytes};
     }
     if (lane() < kFirstScaleLane) {
-      const int i = lane() - kFirstXLane, tiles = kWide ? 2 * blocks : blocks;
-      return {p.x + i * p.x_block_bytes, tiles * p.x_block_bytes,
-              i < tiles ? static_cast<uint32_t>(kXTileBytes) : 0u,
+      const int i = lane() - kFirstXLane;
+      return {p.x + i * p.x_block_bytes, kXTiles * p.x_block_bytes,
+              i < kXTiles ? static_cast<uint32_t>(kXTileBytes) : 0u,
               SharedAddress(s_.x) + i * kXTileBytes, kXBytes};
     }
     const int i = lane() - kFirstScaleLane;
-    if (i >= blocks || !HasXScales(kind)) return {nullptr, 0, 0, 0, 0};
+    if (i >= kFullBlocks || !HasXScales(kind)) return {nullptr, 0, 0, 0, 0};
     return {reinterpret_cast<const std::byte*>(p.x_scales + i * p.x_scales_stride),
-            blocks * p.x_scales_stride * int64_t{sizeof(float)}, kN * sizeof(float),
+            kFullBlocks * p.x_scales_stride * int64_t{sizeof(float)}, kN * sizeof(float),
             SharedAddress(s_.x_scales) + i * kN * static_cast<uint32_t>(sizeof(float)),
             sizeof(s_.x_scales[0])};
   }
@@ -221,29 +235,43 @@ class WeightStream {
   // This lane's copy of a stage, if it is one of first..last - 1; moves on to the next stage.
   __device__ void Fetch(Role& role, const StreamItem& p, int block, int stage, int first,
                         int last) {
-    const int full = BlocksOf(p.info.kind), blocks = min(full, p.info.num_blocks - block);
+    const int blocks = min(kFullBlocks, p.info.num_blocks - block);
     uint32_t bytes = role.bytes;
-    if (blocks < full) {  // the last stage of an odd number of blocks: it holds one
+    if (blocks < kFullBlocks) {  // the last stage of an odd number of blocks: it holds one
       if (lane() < kFirstXLane) bytes /= 2;
       const bool is_x = lane() < kFirstScaleLane;
       const int i = lane() - (is_x ? kFirstXLane : kFirstScaleLane);
       if (lane() >= kFirstXLane && i >= (kWide && is_x ? 2 * blocks : blocks)) bytes = 0;
     }
     // The second row tile follows what the first one has.
-    const uint32_t to = lane() == 1 && blocks < full ? role.to - bytes : role.to;
+    const uint32_t to = lane() == 1 && blocks < kFullBlocks ? role.to - bytes : role.to;
     if (bytes != 0 && lane() >= first && lane() < last) {
-      BulkCopyTo(to + static_cast<uint32_t>(stage) * role.to_step, role.from, bytes,
-                 &s_.full[stage]);
+      const uint32_t place = to + static_cast<uint32_t>(stage) * role.to_step;
+      if (lane() < kFirstXLane && once_) {
+        BulkCopyTo(place, role.from, bytes, &s_.full[stage], policy_);
+      } else {
+        BulkCopyTo(place, role.from, bytes, &s_.full[stage]);
+      }
     }
     role.from += role.step;
   }
 
-  // FP8 kinds: the scales of 32 column blocks, a lane each, when the first of them comes.
+  // FP8 kinds: the scales of 32 column blocks, a lane each. They are loaded when those before are
+  // taken, so that nothing waits for them.
   __device__ void LoadScales(const StreamItem& p, int block) {
-    if (p.scales == nullptr || block % 32 != 0) return;
+    if (p.scales == nullptr) return;
     const int mine = min(block + lane(), p.info.num_blocks - 1);
-    scales_[0] = Ue8m0Value(p.scales[mine]);
-    scales_[1] = Ue8m0Value(p.scales[p.scales_stride + mine]);
+    loaded_[0] = p.scales[mine];
+    loaded_[1] = p.scales[p.scales_stride + mine];
+  }
+  __device__ void TakeScales(const StreamItem& p, int block, const StreamItem& next) {
+    scales_[0] = Ue8m0Value(loaded_[0]);
+    scales_[1] = Ue8m0Value(loaded_[1]);
+    if (block + 32 < p.info.num_blocks) {
+      LoadScales(p, block + 32);
+    } else {
+      LoadScales(next, 0);
+    }
   }
 
   // Says what a stage will hold.
@@ -251,8 +279,8 @@ class WeightStream {
     if (lane() == 0) {
       if (block == 0) s_.infos[item % kInfos] = p.info;
       const TileKind kind = p.info.kind;
-      const int blocks = min(BlocksOf(kind), p.info.num_blocks - block);
-      const auto weights = static_cast<uint32_t>(2 * blocks * TileMatrixBytes(kind));
+      const int blocks = min(kFullBlocks, p.info.num_blocks - block);
+      const auto weights = static_cast<uint32_t>(p.info.row_tiles * blocks * kWeightTileBytes);
       const int x = (kWide ? 2 : 1) * blocks * kXTileBytes;
       BarrierExpectBytes(&s_.full[stage], weights + x + (HasXScales(kind) ? blocks * kN * 4 : 0));
     }
@@ -265,7 +293,7 @@ class WeightStream {
       const int from = (block + lane() / 2) % 32;
       const float first = __shfl_sync(0xffffffffu, scales_[0], from);
       const float second = __shfl_sync(0xffffffffu, scales_[1], from);
-      if (lane() < 2 * kBlocks) {
+      if (lane() < 2 * kFullBlocks) {
         s_.weight_scales[stage][lane() / 2][lane() % 2] = lane() % 2 == 0 ? first : second;
       }
       __syncwarp();
@@ -281,8 +309,7 @@ class WeightStream {
     for (int item = 0; item < known; ++item) {
       const StreamItem p = items(item);
       Role role = MakeRole(p);
-      const int blocks = BlocksOf(p.info.kind);
-      for (int block = 0; block < p.info.num_blocks; block += blocks, ++n) {
+      for (int block = 0; block < p.info.num_blocks; block += kFullBlocks, ++n) {
         if (n == kStages) return n;
         Announce(p, item, block, n);
         Fetch(role, p, block, n, 0, kFirstXLane);
@@ -291,7 +318,8 @@ class WeightStream {
     return n;
   }
 
-  // One item.
+  // One item. Where it has one row tile, the second warpgroup's sums are of anything, and stay
+  // where they are.
   template <TileKind kKind, int kStageBlocks>
   __device__ void Multiply(int num_blocks, float (&d)[kN / 2]) {
     for (int block = 0; block < num_blocks; block += kStageBlocks) {
@@ -310,14 +338,14 @@ class WeightStream {
   template <TileKind kKind, int kStageBlocks>
   __device__ void MultiplyStage(float (&d)[kN / 2]) {
     static_assert(kStageBlocks == 1 || kStageBlocks == 2);
-    constexpr int kBlockBytes = static_cast<int>(TileMatrixBytes(kKind));
     constexpr int kXBlockBytes = kKind == TileKind::kFp8AsBf16 ? kN * 256 : kN * 128;
     constexpr int kEach = kStageBlocks == 2 ? 2 / kPairs : 1;  // blocks of a pair
     if (kStageBlocks == 1 && pair() != 0) return;
-    const int tile = static_cast<int>(threadIdx.x) / 128 % 2, first = pair() * kEach;
-    const std::byte* weights = s_.weights[stage_] + (tile * kStageBlocks + first) * kBlockBytes;
+    const int first = pair() * kEach;
+    const std::byte* weights =
+        s_.weights[stage_] + (tile() * kStageBlocks + first) * kWeightTileBytes;
     const std::byte* x = s_.x[stage_] + first * kXBlockBytes;
-    const float* weight_scales = &s_.weight_scales[stage_][first][tile];
+    const float* weight_scales = &s_.weight_scales[stage_][first][tile()];
     const float* x_scales = s_.x_scales[stage_] + first * kN;
     if constexpr (kKind == TileKind::kFp8) {
       MultiplyFp8<kN, kEach>(weights, x, weight_scales, x_scales, d);
@@ -326,41 +354,62 @@ class WeightStream {
     } else {
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
-        if constexpr (kKind == TileKind::kFp4) {
-          MultiplyFp4<kN>(weights + i * kBlockBytes, x + i * kXBlockBytes, x_scales + i * kN, d);
-        } else {
-          MultiplyWide<kN>(weights + i * kBlockBytes, x + i * kXBlockBytes, weight_scales[2 * i],
-                           d);
-        }
+        MultiplyWide<kN>(weights + i * kWeightTileBytes, x + i * kXBlockBytes, weight_scales[2 * i],
+                         d);
       }
     }
   }
 
-  // Every warp sends its sums of each token to the block that finishes it, and says so to all.
-  __device__ void Send(const float (&d)[kN / 2], int num_tokens, int buffer) {
+  // Every warp sends its sums of each token to the block that finishes it, and says so to all: that
+  // it has sent, and so has read what was in this inbox the time before the last. (A release at
+  // the cluster's scope would do for both, but it waits for all that the warp ever wrote, and
+  // takes two microseconds while memory is busy.)
+  __device__ void Send(const float* d, const StreamInfo& part, int buffer) {
+    uint64_t* const full = &s_.inbox_full[buffer];
     const int row = static_cast<int>(threadIdx.x) % 256 / 32 * 16 + lane() / 4;
-    const int part = (rank_ * kPairs + pair()) * tokens_each_;
+    const int place = (rank_ * kPairs + pair()) * tokens_each_;
+    if (split_ == 1) {
+      float* to = &s_.inbox[buffer][place + lane() % 4 * 2][row];
 #pragma unroll
-    for (int j = 0; j < kN / 8; ++j) {
+      for (int i = 0; i < kSent / 2; ++i) {
+        to[(i / 4 * 8 + i % 2) * kRows + i % 4 / 2 * 8] = d[i];
+      }
+      __syncwarp();
+      if (lane() == 0) BarrierArrive(full);
+      return;
+    }
+    if (threadIdx.x == 0) {
+      const int mine = (part.num_tokens - rank_ + split_ - 1) / split_;
+      BarrierExpectMore(full, static_cast<uint32_t>(split_ * kPairs * part.row_tiles * 64 * 4) *
+                                  static_cast<uint32_t>(max(mine, 0)));
+    }
+    const int num_tokens = tile() < part.row_tiles ? part.num_tokens : 0;
+    const int step = 8 / split_ * kRows * static_cast<int>(sizeof(float));  // split divides 8
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int token = j * 8 + lane() % 4 * 2 + e;
-        if (token >= num_tokens) continue;
-        float* place = &s_.inbox[buffer][part + token / split_][row];
-        const uint32_t owner = first_block_ + static_cast<uint32_t>(token % split_);
-        StoreToBlock(place, owner, d[4 * j + e]);
-        StoreToBlock(place + 8, owner, d[4 * j + 2 + e]);
+    for (int e = 0; e < 2; ++e) {
+      const int first = lane() % 4 * 2 + e;
+      const uint32_t owner = first_block_ + static_cast<uint32_t>(first % split_);
+      const uint32_t to = AddressInBlock(&s_.inbox[buffer][place + first / split_][row], owner);
+      const uint32_t full_there = AddressInBlock(full, owner);
+#pragma unroll
+      for (int j = 0; j < kSent / 8; ++j) {
+        if (j * 8 + first >= num_tokens) continue;
+        SendInCluster(to + j * step, d[4 * j + e], full_there);
+        SendInCluster(to + j * step + 8 * sizeof(float), d[4 * j + 2 + e], full_there);
       }
     }
     __syncwarp();
-    if (lane() < split_) {
-      BarrierArriveAt(&s_.inbox_full[buffer], first_block_ + static_cast<uint32_t>(lane()));
-    }
+    if (lane() < split_) BarrierCountAt(full, first_block_ + static_cast<uint32_t>(lane()));
   }
 
   Shared& s_;
-  float scales_[2] = {};  // of this lane of the last warp: of a column block, for each row tile
-  int stage_ = 0;         // of the consumers
+  // Of this lane of the last warp: of a column block, for each row tile; and what comes next.
+  float scales_[2] = {};
+  uint32_t loaded_[2] = {};
+  uint64_t policy_ = 0;  // of weights in the L2 cache, if once_
+  bool once_ = false;
+  int sent_ = 0;   // times that sums were exchanged
+  int stage_ = 0;  // of the consumers
   uint32_t parity_ = 0;
   const int rank_, split_, tokens_each_;
   const uint32_t first_block_;  // the cluster's rank of the block of rank 0

@@ -1,0 +1,193 @@
+// Time of the dense products of a decode step at V4 Flash's shapes, whole and as a tensor rank of
+// two or four has them: microseconds a product, and the floor of its bytes (4.55 TB/s). `in turn`:
+// a graph of dependent launches, each of other weights. `after idle`: each behind a kernel of one
+// block that takes 12 us, as the step's phases without weights do, less that kernel's time.
+// `gemm_bench [tokens ...]`.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "kernels/gemm/gemm_cuda.h"
+#include "kernels/launch.cuh"
+
+namespace fathom::kernels {
+namespace {
+
+constexpr int kMaxLayers = 16;
+constexpr int64_t kMaxTokens = 512;
+constexpr double kBytesPerUs = 4.55e6;
+
+__global__ void FillWords(uint32_t* words, int64_t count) {
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    uint32_t x = static_cast<uint32_t>(i) * 2654435761u;
+    x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
+    words[i] = x & 0x3f3f3f3f;
+  }
+}
+
+__global__ void IdleKernel() {
+  WaitForPredecessor();
+  AllowSuccessor();
+  uint64_t start, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+  do {
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  } while (now - start < 12000);
+}
+
+struct Matrix {
+  TileKind kind;
+  int64_t rows, cols;
+  int groups = 1;
+  GemmOutput output = GemmOutput::kBf16;
+};
+
+struct Product {
+  const char* name;
+  std::vector<Matrix> matrices;
+  bool is_split;  // over ranks, by rows
+};
+
+const std::vector<Product> kProducts = {
+    {"input",
+     {{TileKind::kFp8, 1024, 4096},
+      {TileKind::kFp8, 512, 4096},
+      {TileKind::kBf16, 1024, 4096, 1, GemmOutput::kF32},
+      {TileKind::kBf16, 1024, 4096, 1, GemmOutput::kF32},
+      {TileKind::kBf16, 256, 4096, 1, GemmOutput::kF32},
+      {TileKind::kBf16, 256, 4096, 1, GemmOutput::kF32},
+      {TileKind::kBf16, 64, 4096}},
+     false},
+    {"query", {{TileKind::kFp8, 32768, 1024}, {TileKind::kFp8, 8192, 1024}}, true},
+    {"query 128", {{TileKind::kFp8, 32768, 1024}}, true},
+    {"grouped", {{TileKind::kFp8AsBf16, 8192, 4096, 8, GemmOutput::kFp8Tiles}}, true},
+    {"output", {{TileKind::kFp8, 4096, 8192}}, true},
+    {"head", {{TileKind::kBf16, 129280, 4096, 1, GemmOutput::kF32}}, true}};
+
+class Bench {
+ public:
+  Bench() : device_(std::move(device::MakeCudaDevice(0).value())) {
+    stream_ = std::move(device_->MakeStream().value());
+    x_ = Memory(kMaxTokens * 32768 * 2);
+    scales_ = Memory(kMaxTokens * 64 * 4);
+    y_ = Memory(kMaxTokens * 129280 * 4);
+  }
+
+  void Run(const Product& product, int ranks, const std::vector<int64_t>& tokens) {
+    double bytes = 0;
+    std::vector<CudaGemmParams> layers;
+    buffers_.resize(3);
+    while (layers.size() < kMaxLayers && bytes * layers.size() < 6e9) {
+      CudaGemmParams& params = layers.emplace_back();
+      bytes = 0;
+      for (const Matrix& m : product.matrices) {
+        const bool whole = !product.is_split || (ranks > 1 && m.rows == 8192 && m.cols == 1024);
+        const int64_t rows = whole ? m.rows : m.rows / ranks;
+        const int64_t size = TiledBytes(m.kind, rows, m.cols);
+        GemmProblem& p = params.problems[params.num_problems++];
+        p.w = {m.kind, rows, m.cols, Memory(size),
+               reinterpret_cast<const uint8_t*>(Memory((rows + 127) / 128 * m.cols / 128))};
+        if (m.kind == TileKind::kBf16) p.w.scales = nullptr;
+        p.groups = m.groups == 1 ? 1 : m.groups / ranks;
+        p.output = m.output;
+        p.y = y_, p.y_stride = rows;
+        params.many_rows = m.rows > 100000;
+        bytes += static_cast<double>(size);
+      }
+    }
+    std::printf("%-10s 1/%d, %6.1f MB, floor %6.1f us:", product.name, ranks, bytes / 1e6,
+                bytes / kBytesPerUs);
+    for (const int64_t n : tokens) {
+      for (CudaGemmParams& params : layers) {
+        params.num_tokens = n;
+        const int64_t groups = PaddedTokens(n) / 8;
+        for (int i = 0; i < params.num_problems; ++i) {
+          GemmProblem& p = params.problems[i];
+          p.x_fp8 = {reinterpret_cast<uint8_t*>(x_), reinterpret_cast<float*>(scales_), groups};
+          p.x_bf16 = {reinterpret_cast<__nv_bfloat16*>(x_), groups};
+          p.y_fp8 = {reinterpret_cast<uint8_t*>(y_), reinterpret_cast<float*>(scales_), groups};
+        }
+      }
+      const double turn = Time(layers, false), idle = Time(layers, true);
+      std::printf("  %3d: %5.1f %5.1f", static_cast<int>(n), turn, idle - idle_);
+      std::fflush(stdout);
+    }
+    std::printf("\n");
+  }
+
+  void MeasureIdle() {
+    idle_ = Time({CudaGemmParams{}, CudaGemmParams{}, CudaGemmParams{}, CudaGemmParams{}}, true);
+    std::printf("idle kernel %.2f us\n", idle_);
+  }
+
+ private:
+  std::byte* Memory(int64_t bytes) {
+    buffers_.push_back(std::move(device_->Allocate((bytes + 15) / 16 * 16).value()));
+    FillWords<<<1024, 256, 0, native()>>>(reinterpret_cast<uint32_t*>(buffers_.back().data()),
+                                          bytes / 4);
+    return buffers_.back().data();
+  }
+
+  // Microseconds a layer, in turn or with an idle kernel before each.
+  double Time(const std::vector<CudaGemmParams>& layers, bool idle) {
+    CHECK(stream_->Synchronize().ok());
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CHECK_EQ(cudaStreamBeginCapture(native(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    for (const CudaGemmParams& params : layers) {
+      if (idle) LaunchKernel(IdleKernel, 1, 32, 0, *stream_);
+      Launch(params, *stream_);
+    }
+    CHECK_EQ(cudaStreamEndCapture(native(), &graph), cudaSuccess);
+    CHECK_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    cudaEvent_t events[2];
+    for (auto& event : events) cudaEventCreate(&event);
+    std::vector<float> times;
+    for (int i = 0; i < 9; ++i) {
+      cudaEventRecord(events[0], native());
+      cudaGraphLaunch(exec, native());
+      cudaEventRecord(events[1], native());
+      CHECK_EQ(cudaEventSynchronize(events[1]), cudaSuccess);
+      float ms = 0;
+      cudaEventElapsedTime(&ms, events[0], events[1]);
+      times.push_back(ms * 1e3f / static_cast<float>(layers.size()));
+    }
+    for (auto& event : events) cudaEventDestroy(event);
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    std::sort(times.begin() + 1, times.end());
+    return times[times.size() / 2];
+  }
+
+  cudaStream_t native() { return static_cast<cudaStream_t>(stream_->native_handle()); }
+  std::unique_ptr<device::Device> device_;
+  std::unique_ptr<device::Stream> stream_;
+  std::vector<device::Buffer> buffers_;
+  std::byte *x_, *scales_, *y_;
+  double idle_ = 0;
+};
+
+void Main(int argc, char** argv) {
+  std::vector<int64_t> tokens;
+  for (int i = 1; i < argc; ++i) tokens.push_back(std::atoi(argv[i]));
+  if (tokens.empty()) tokens = {1, 8, 32, 64, 128, 256};
+  Bench bench;
+  bench.MeasureIdle();
+  for (const int ranks : {1, 2, 4}) {
+    for (const Product& product : kProducts) {
+      if (ranks > 1 && !product.is_split) continue;
+      bench.Run(product, ranks, tokens);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fathom::kernels
+
+int main(int argc, char** argv) { fathom::kernels::Main(argc, argv); }
