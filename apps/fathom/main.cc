@@ -196,7 +196,7 @@ void AddSynth(CLI::App* app, Run* run) {
   command->callback([run] { *run = [] { return RunSynth(options); }; });
 }
 
-void AddLayoutOptions(CLI::App* command, config::ParallelConfig* parallel, std::string* gpu) {
+void AddParallelOptions(CLI::App* command, config::ParallelConfig* parallel) {
   const auto sizes = CLI::Range(1, 1024);
   command
       ->add_option("--tensor-parallel-size", parallel->tensor_parallel_size,
@@ -212,6 +212,10 @@ void AddLayoutOptions(CLI::App* command, config::ParallelConfig* parallel, std::
       ->check(sizes);
   command->add_flag("--enable-expert-parallel", parallel->enable_expert_parallel,
                     "a GPU holds whole experts, not a part of each");
+}
+
+void AddLayoutOptions(CLI::App* command, config::ParallelConfig* parallel, std::string* gpu) {
+  AddParallelOptions(command, parallel);
   std::vector<std::string> names;
   for (const model::DeviceCeilings& device : model::KnownDevices()) {
     names.push_back(model::DeviceFlag(device));
@@ -295,10 +299,7 @@ void AddBenchModelOptions(CLI::App* command, ModelOptions* options) {
       ->add_option("--num-hidden-layers", options->num_hidden_layers,
                    "keep only the first N layers (with --load-format dummy)")
       ->check(CLI::Range(1, 1000));
-  command
-      ->add_option("--tensor-parallel-size", options->parallel.tensor_parallel_size,
-                   "GPUs that share heads and experts (default 1)")
-      ->check(CLI::Range(1, 1024));
+  AddParallelOptions(command, &options->parallel);
   command->add_flag("--disable-custom-all-reduce", options->disable_custom_all_reduce,
                     "GPUs add up with NCCL, or through host memory");
 }

@@ -1,5 +1,7 @@
 #include "apps/fathom/rank_loader.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <mutex>
@@ -72,7 +74,11 @@ class ReportingSource final : public checkpoint::TensorSource {
   LoadProgress& progress_;
 };
 
-using Collectives = std::shared_ptr<comm::CudaCollectives>;
+// What a rank does together with others on GPUs; null: nothing.
+struct Partners {
+  std::shared_ptr<comm::CudaCollectives> collectives;   // tensor ranks
+  std::shared_ptr<comm::CudaExpertRanks> expert_ranks;  // data ranks
+};
 
 // Set: each operator is waited for on the GPU, so that a fault has a name in the log. Slow.
 constexpr const char* kSyncVariable = "FATHOM_CUDA_SYNC";
@@ -81,14 +87,16 @@ Result<std::unique_ptr<model::DeepSeekV4>> LoadModel(const ModelOptions& options
                                                      const RankModelOptions& model_options,
                                                      const checkpoint::TensorSource& source,
                                                      const SessionRank& rank,
-                                                     Collectives collectives) {
+                                                     const Partners& partners) {
   if (rank.gpu >= 0) {
     return model::MakeDeepSeekV4Cuda(rank.config, model_options.index_dtype, source,
                                      options.load_format == LoadFormat::kDummy,
                                      model_options.limits, *rank.device,
                                      {.enforce_eager = options.enforce_eager,
                                       .sync_operators = std::getenv(kSyncVariable) != nullptr,
-                                      .collectives = std::move(collectives)});
+                                      .collectives = partners.collectives,
+                                      .expert_ranks = partners.expert_ranks,
+                                      .rank = {options.parallel, rank.place, rank.transport}});
   }
   ASSIGN_OR_RETURN(auto weights, model::LoadWeights(rank.config, source, *rank.device));
   return model::MakeDeepSeekV4(rank.config, model_options.numerics, model_options.index_dtype,
@@ -96,17 +104,95 @@ Result<std::unique_ptr<model::DeepSeekV4>> LoadModel(const ModelOptions& options
                                {options.parallel, rank.place, rank.transport});
 }
 
-// What the GPUs of this process do together; nothing for one.
-Result<std::vector<Collectives>> JoinGpus(const ModelOptions& options,
-                                          const RankModelOptions& model_options,
-                                          const std::vector<SessionRank>& ranks) {
-  if (ranks.size() == 1 || ranks.front().gpu < 0) return std::vector<Collectives>(ranks.size());
+comm::CudaExpertOptions ExpertOptions(const RankModelOptions& model_options) {
+  return {.hidden = model_options.config.hidden_size,
+          .num_chosen = model_options.config.num_experts_per_token,
+          .max_tokens = model_options.limits.max_batched_tokens};
+}
+
+comm::CudaGroupOptions GroupOptions(const ModelOptions& options,
+                                    const RankModelOptions& model_options) {
+  comm::CudaGroupOptions group = model::GroupOptions(model_options.config, model_options.limits,
+                                                     options.parallel.tensor_parallel_size);
+  group.custom_all_reduce = !options.disable_custom_all_reduce;
+  return group;
+}
+
+// The rank is the only one of its process.
+Result<Partners> JoinProcesses(const ModelOptions& options, const RankModelOptions& model_options,
+                               const SessionRank& rank) {
+  const config::ParallelConfig& parallel = options.parallel;
+  std::vector<int> members;
+  for (int data = 0; data < parallel.data_parallel_size; ++data) {
+    for (int tensor = 0; tensor < parallel.tensor_parallel_size; ++tensor) {
+      members.push_back(RankOf(parallel, {tensor, data, rank.place.pipeline}));
+    }
+  }
+  Partners partners;
+  if (parallel.data_parallel_size > 1) {
+    ASSIGN_OR_RETURN(partners.expert_ranks,
+                     comm::JoinCudaExpertRanks(*rank.transport, members, rank.gpu,
+                                               ExpertOptions(model_options)));
+  } else {
+    ASSIGN_OR_RETURN(partners.collectives,
+                     comm::JoinCudaGroup(*rank.transport, members, rank.gpu,
+                                         GroupOptions(options, model_options)));
+  }
+  return partners;
+}
+
+// The ranks of this process are whole stages, or one rank.
+Result<std::vector<Partners>> JoinGpus(const ModelOptions& options,
+                                       const RankModelOptions& model_options,
+                                       const std::vector<SessionRank>& ranks) {
+  std::vector<Partners> partners(ranks.size());
+  if (options.parallel.world_size() == 1 || ranks.front().gpu < 0) return partners;
   std::vector<int> gpus;
   for (const SessionRank& rank : ranks) gpus.push_back(rank.gpu);
-  comm::CudaGroupOptions group = model::GroupOptions(model_options.config, model_options.limits,
-                                                     static_cast<int>(gpus.size()));
-  group.custom_all_reduce = !options.disable_custom_all_reduce;
-  return comm::MakeCudaGroup(gpus, group);
+  device::ReachEachOther(gpus);
+  const auto size = static_cast<size_t>(options.parallel.tensor_parallel_size *
+                                        options.parallel.data_parallel_size);
+  if (size == 1) return partners;
+  if (ranks.size() < size) {
+    ASSIGN_OR_RETURN(partners[0], JoinProcesses(options, model_options, ranks[0]));
+    return partners;
+  }
+  for (size_t first = 0; first < gpus.size(); first += size) {
+    const auto stage = std::span(gpus).subspan(first, size);
+    if (options.parallel.data_parallel_size > 1) {
+      ASSIGN_OR_RETURN(const auto all,
+                       comm::MakeCudaExpertRanks(stage, ExpertOptions(model_options)));
+      for (size_t i = 0; i < size; ++i) partners[first + i].expert_ranks = all[i];
+    } else {
+      ASSIGN_OR_RETURN(const auto all,
+                       comm::MakeCudaGroup(stage, GroupOptions(options, model_options)));
+      for (size_t i = 0; i < size; ++i) partners[first + i].collectives = all[i];
+    }
+  }
+  return partners;
+}
+
+// What GPUs run is less than what CPUs do.
+Status CheckLayout(const config::ParallelConfig& parallel, int num_ranks) {
+  const bool has_data_ranks = parallel.data_parallel_size > 1;
+  if (has_data_ranks && (parallel.tensor_parallel_size > 1 || !parallel.enable_expert_parallel)) {
+    return InvalidArgument(
+        "GPUs run --data-parallel-size with --enable-expert-parallel and without "
+        "--tensor-parallel-size only so far: change it, or add --device cpu");
+  }
+  if (parallel.enable_expert_parallel && parallel.tensor_parallel_size > 1) {
+    return InvalidArgument(
+        "GPUs run --tensor-parallel-size without --enable-expert-parallel only so far: leave it "
+        "out, or add --device cpu");
+  }
+  const int stage_ranks = parallel.tensor_parallel_size * parallel.data_parallel_size;
+  if (num_ranks != 1 && num_ranks % stage_ranks != 0) {
+    return InvalidArgument(
+        fmt::format("GPUs run whole pipeline stages in a process, or one rank: {} ranks are "
+                    "neither; change --nnodes, or add --device cpu",
+                    num_ranks));
+  }
+  return OkStatus();
 }
 
 Result<std::vector<SessionRank>> OpenGpus(const ModelOptions& options, int num_ranks,
@@ -114,14 +200,8 @@ Result<std::vector<SessionRank>> OpenGpus(const ModelOptions& options, int num_r
   if (options.numerics == config::Numerics::kFp32) {
     return InvalidArgument("--numerics fp32 runs on the CPU only: add --device cpu");
   }
-  const config::ParallelConfig& parallel = options.parallel;
-  if (parallel.world_size() != num_ranks || parallel.tensor_parallel_size != num_ranks ||
-      parallel.enable_expert_parallel) {
-    return InvalidArgument(
-        "GPUs run --tensor-parallel-size in one process only so far: leave data, pipeline and "
-        "expert parallelism and --nnodes, or add --device cpu");
-  }
-  if (num_ranks > 1) device::LoadKernelsEagerly();
+  RETURN_IF_ERROR(CheckLayout(options.parallel, num_ranks));
+  if (options.parallel.world_size() > 1) device::LoadKernelsEagerly();
   std::vector<SessionRank> ranks(static_cast<size_t>(num_ranks));
   for (int i = 0; i < num_ranks; ++i) {
     SessionRank& rank = ranks[static_cast<size_t>(i)];
@@ -154,8 +234,7 @@ Status LoadRanks(const ModelOptions& options, const RankModelOptions& model_opti
                  LoadTimes& times) {
   LoadProgress progress("loading " + options.model);
   std::vector<std::unique_ptr<checkpoint::TensorSource>> sources;
-  ASSIGN_OR_RETURN(const std::vector<Collectives> collectives,
-                   JoinGpus(options, model_options, ranks));
+  ASSIGN_OR_RETURN(const std::vector<Partners> partners, JoinGpus(options, model_options, ranks));
   for (SessionRank& rank : ranks) {
     ASSIGN_OR_RETURN(const checkpoint::Shard shard,
                      checkpoint::MakeShard(model_options.config, options.parallel, rank.place));
@@ -167,7 +246,7 @@ Status LoadRanks(const ModelOptions& options, const RankModelOptions& model_opti
   std::vector<std::thread> threads;
   for (size_t i = 0; i < ranks.size(); ++i) {
     threads.emplace_back([&, i] {
-      auto model = LoadModel(options, model_options, *sources[i], ranks[i], collectives[i]);
+      auto model = LoadModel(options, model_options, *sources[i], ranks[i], partners[i]);
       statuses[i] = model.status();
       if (model.ok()) ranks[i].model = std::move(*model);
     });

@@ -1,5 +1,6 @@
-// The collectives of ranks of this process (cuda_collectives.h), one for each GPU. Made once, by
-// one thread, before any work is enqueued. Needs no CUDA header.
+// What the ranks of this process do together on GPUs: the collectives of tensor ranks
+// (cuda_collectives.h), and how data ranks share experts (cuda_expert_ranks.h); one object for each
+// GPU. Made once, by one thread, before any work is enqueued. Needs no CUDA header.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +10,12 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "comm/transport.h"
 
 namespace fathom::comm {
 
 class CudaCollectives;
+class CudaExpertRanks;
 
 struct CudaGroupOptions {
   int64_t hidden = 0;         // values of a token
@@ -28,5 +31,26 @@ struct CudaGroupOptions {
 // kOutOfMemory.
 Result<std::vector<std::shared_ptr<CudaCollectives>>> MakeCudaGroup(
     std::span<const int> gpus, const CudaGroupOptions& options);
+
+struct CudaExpertOptions {
+  int64_t hidden = 0;
+  int num_chosen = 0;      // experts of a token
+  int64_t max_tokens = 0;  // of a data rank in a step
+  Duration timeout = std::chrono::seconds(5);
+};
+
+// In the order of `gpus`, all different. kDevice: not all reach each other's memory;
+// kOutOfMemory.
+Result<std::vector<std::shared_ptr<CudaExpertRanks>>> MakeCudaExpertRanks(
+    std::span<const int> gpus, const CudaExpertOptions& options);
+
+// The same over peer memory for the only rank of this process; all `members`, ranks of the
+// transport and processes of one host, call it. kPeer, too: as Transport.
+Result<std::shared_ptr<CudaCollectives>> JoinCudaGroup(Transport& transport,
+                                                       std::span<const int> members, int gpu,
+                                                       const CudaGroupOptions& options);
+Result<std::shared_ptr<CudaExpertRanks>> JoinCudaExpertRanks(Transport& transport,
+                                                             std::span<const int> members, int gpu,
+                                                             const CudaExpertOptions& options);
 
 }  // namespace fathom::comm

@@ -99,4 +99,20 @@ Result<CudaGroup> MakePeerGroup(std::span<const int> gpus, const CudaGroupOption
   return group;
 }
 
+Result<std::shared_ptr<CudaCollectives>> JoinCudaGroup(Transport& transport,
+                                                       std::span<const int> members, int gpu,
+                                                       const CudaGroupOptions& options) {
+  if (!options.custom_all_reduce) {
+    return InvalidArgument(
+        "--disable-custom-all-reduce needs tensor ranks of one process on GPUs: leave it out, or "
+        "--nnodes");
+  }
+  ASSIGN_OR_RETURN(auto made,
+                   CudaPeers::Join(transport, members, gpu, options.shared_bytes, options.timeout));
+  const std::shared_ptr<const CudaPeers> peers = std::move(made);
+  const auto rank = std::find(members.begin(), members.end(), transport.rank()) - members.begin();
+  return std::shared_ptr<CudaCollectives>(std::make_shared<PeerCollectives>(
+      peers, static_cast<int>(rank), kernels::MaxExchangeTokens(options.hidden)));
+}
+
 }  // namespace fathom::comm

@@ -3,9 +3,13 @@
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
+#include <utility>
 
+#include "base/check.h"
 #include "comm/cuda_collective_kinds.h"
+#include "comm/group.h"
 #include "device/cuda/multi_gpu.h"
 
 namespace fathom::comm {
@@ -27,23 +31,93 @@ Status CudaError(const char* what, int gpu, cudaError_t error) {
     }                                                               \
   } while (false)
 
+Status CheckGroup(size_t size) {
+  if (size > kernels::kMaxPeers) {
+    return DeviceError(fmt::format("{} GPUs are to write to each other's memory: at most {} can",
+                                   size, kernels::kMaxPeers));
+  }
+  if (device::KernelsAreLoadedEagerly()) return OkStatus();
+  return DeviceError(
+      "CUDA loads kernels when they are first used, which several ranks cannot have: set "
+      "CUDA_MODULE_LOADING=EAGER");
+}
+
 }  // namespace
+
+CudaPeers::CudaPeers(std::vector<int> gpus, int64_t shared_bytes, Duration timeout)
+    : gpus_(std::move(gpus)),
+      layout_(kernels::MakePeerLayout(static_cast<int>(gpus_.size()), shared_bytes)),
+      timeout_(timeout),
+      views_(gpus_.size()) {}
 
 Result<std::unique_ptr<CudaPeers>> CudaPeers::Make(std::span<const int> gpus, int64_t shared_bytes,
                                                    Duration timeout) {
-  if (gpus.size() > kernels::kMaxPeers) {
-    return DeviceError(fmt::format("{} GPUs are to write to each other's memory: at most {} can",
-                                   gpus.size(), kernels::kMaxPeers));
-  }
-  if (!device::KernelsAreLoadedEagerly()) {
-    return DeviceError(
-        "CUDA loads kernels when they are first used, which several ranks of a process cannot "
-        "have: set CUDA_MODULE_LOADING=EAGER");
-  }
-  std::unique_ptr<CudaPeers> peers(new CudaPeers(gpus, timeout));
+  RETURN_IF_ERROR(CheckGroup(gpus.size()));
+  std::unique_ptr<CudaPeers> peers(
+      new CudaPeers({gpus.begin(), gpus.end()}, shared_bytes, timeout));
   RETURN_IF_ERROR(peers->EnableAccess());
-  RETURN_IF_ERROR(peers->Allocate(shared_bytes));
+  RETURN_IF_ERROR(peers->AllocateReports());
+  const int size = static_cast<int>(gpus.size());
+  for (int rank = 0; rank < size; ++rank) RETURN_IF_ERROR(peers->Allocate(rank));
+  for (kernels::PeerView& view : peers->views_) {
+    for (int rank = 0; rank < size; ++rank) {
+      view.memory[rank] = peers->views_[static_cast<size_t>(rank)].memory[rank];
+    }
+  }
   return peers;
+}
+
+Result<std::unique_ptr<CudaPeers>> CudaPeers::Join(Transport& transport,
+                                                   std::span<const int> members, int gpu,
+                                                   int64_t shared_bytes, Duration timeout) {
+  RETURN_IF_ERROR(CheckGroup(members.size()));
+  std::unique_ptr<CudaPeers> peers(
+      new CudaPeers(std::vector<int>(members.size(), gpu), shared_bytes, timeout));
+  const auto own = std::find(members.begin(), members.end(), transport.rank());
+  CHECK(own != members.end());
+  peers->only_rank_ = static_cast<int>(own - members.begin());
+  RETURN_IF_ERROR(peers->AllocateReports());
+  RETURN_IF_ERROR(peers->Allocate(peers->only_rank_));
+  RETURN_IF_ERROR(peers->Exchange(transport, members, peers->only_rank_));
+  return peers;
+}
+
+// Every rank's memory becomes reachable from this one's.
+Status CudaPeers::Exchange(Transport& transport, std::span<const int> members, int rank) {
+  struct Card {
+    cudaIpcMemHandle_t memory;
+    int32_t gpu;
+  };
+  std::vector<Card> cards(members.size());
+  std::vector<Group::Range> places;
+  for (size_t i = 0; i < members.size(); ++i) {
+    places.push_back(
+        {static_cast<int64_t>(i * sizeof(Card)), static_cast<int64_t>((i + 1) * sizeof(Card))});
+  }
+  kernels::PeerView& view = views_[static_cast<size_t>(rank)];
+  const int gpu = gpus_[static_cast<size_t>(rank)];
+  Card& own = cards[static_cast<size_t>(rank)];
+  own.gpu = gpu;
+  RETURN_IF_CUDA_ERROR("sharing memory with other processes", gpu,
+                       cudaIpcGetMemHandle(&own.memory, view.memory[rank]));
+  RETURN_IF_ERROR(Group(transport, {members.begin(), members.end()})
+                      .AllGather(std::as_writable_bytes(std::span(cards)), places));
+  for (size_t i = 0; i < cards.size(); ++i) {
+    if (static_cast<int>(i) == rank) continue;
+    gpus_[i] = cards[i].gpu;
+    void* memory = nullptr;
+    const cudaError_t error =
+        cudaIpcOpenMemHandle(&memory, cards[i].memory, cudaIpcMemLazyEnablePeerAccess);
+    if (error != cudaSuccess) {
+      (void)cudaGetLastError();
+      return DeviceError(fmt::format(
+          "the GPU of rank {} cannot be reached from rank {}'s process ({}): tensor and data ranks "
+          "are of one host, and each process has to see all their GPUs (CUDA_VISIBLE_DEVICES)",
+          members[i], members[static_cast<size_t>(rank)], cudaGetErrorString(error)));
+    }
+    view.memory[i] = static_cast<std::byte*>(memory);
+  }
+  return OkStatus();
 }
 
 Status CudaPeers::EnableAccess() const {
@@ -62,52 +136,54 @@ Status CudaPeers::EnableAccess() const {
   return OkStatus();
 }
 
-Status CudaPeers::Allocate(int64_t shared_bytes) {
-  const int size = static_cast<int>(gpus_.size());
-  const auto layout = kernels::MakePeerLayout(size, shared_bytes);
-  const size_t bytes = static_cast<size_t>(layout.bytes + kCounterBytes);
-  const size_t report_bytes = static_cast<size_t>(size) * kReportStride * sizeof(uint32_t);
+Status CudaPeers::AllocateReports() {
+  const size_t count = gpus_.size() * kReportStride;
   void* reports = nullptr;
   RETURN_IF_CUDA_ERROR("pinning host memory", gpus_.front(),
-                       cudaHostAlloc(&reports, report_bytes, cudaHostAllocPortable));
+                       cudaHostAlloc(&reports, count * sizeof(uint32_t), cudaHostAllocPortable));
   timed_out_ = static_cast<uint32_t*>(reports);
-  std::fill_n(timed_out_, static_cast<size_t>(size) * kReportStride, 0u);
+  std::fill_n(timed_out_, count, 0u);
+  return OkStatus();
+}
+
+// The rank's view, with its own memory.
+Status CudaPeers::Allocate(int rank) {
+  const size_t bytes = static_cast<size_t>(layout_.bytes + kCounterBytes);
   const auto timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(timeout_);
-  for (int rank = 0; rank < size; ++rank) {
-    const int gpu = gpus_[static_cast<size_t>(rank)];
-    RETURN_IF_CUDA_ERROR("cudaSetDevice", gpu, cudaSetDevice(gpu));
-    void* memory = nullptr;
-    if (cudaMalloc(&memory, bytes) != cudaSuccess) {
-      (void)cudaGetLastError();
-      return NoRoomOnGpu(gpu, static_cast<int64_t>(bytes));
-    }
-    auto* const base = static_cast<std::byte*>(memory);
-    auto* const counters = reinterpret_cast<uint64_t*>(base + layout.bytes);
-    views_.push_back({.rank = rank,
-                      .size = size,
-                      .layout = layout,
-                      .exchanges = counters,
-                      .failed = reinterpret_cast<uint32_t*>(counters + 16),
-                      .timed_out = timed_out_ + static_cast<size_t>(rank) * kReportStride,
-                      .timeout_ns = static_cast<uint64_t>(timeout.count())});
-    views_.back().memory[rank] = base;
-    RETURN_IF_CUDA_ERROR("cudaMemset", gpu, cudaMemset(memory, 0, bytes));
-    RETURN_IF_CUDA_ERROR("cudaMemcpy", gpu,
-                         cudaMemcpy(counters, &kFirstExchange, 8, cudaMemcpyHostToDevice));
-    RETURN_IF_CUDA_ERROR("cudaDeviceSynchronize", gpu, cudaDeviceSynchronize());
+  const int gpu = gpus_[static_cast<size_t>(rank)];
+  RETURN_IF_CUDA_ERROR("cudaSetDevice", gpu, cudaSetDevice(gpu));
+  void* memory = nullptr;
+  if (cudaMalloc(&memory, bytes) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return NoRoomOnGpu(gpu, static_cast<int64_t>(bytes));
   }
-  for (kernels::PeerView& view : views_) {
-    for (int rank = 0; rank < size; ++rank) {
-      view.memory[rank] = views_[static_cast<size_t>(rank)].memory[rank];
-    }
-  }
+  auto* const base = static_cast<std::byte*>(memory);
+  auto* const counters = reinterpret_cast<uint64_t*>(base + layout_.bytes);
+  kernels::PeerView& view = views_[static_cast<size_t>(rank)];
+  view = {.rank = rank,
+          .size = static_cast<int>(gpus_.size()),
+          .layout = layout_,
+          .exchanges = counters,
+          .failed = reinterpret_cast<uint32_t*>(counters + 16),
+          .timed_out = timed_out_ + static_cast<size_t>(rank) * kReportStride,
+          .timeout_ns = static_cast<uint64_t>(timeout.count())};
+  view.memory[rank] = base;
+  RETURN_IF_CUDA_ERROR("cudaMemset", gpu, cudaMemset(memory, 0, bytes));
+  RETURN_IF_CUDA_ERROR("cudaMemcpy", gpu,
+                       cudaMemcpy(counters, &kFirstExchange, 8, cudaMemcpyHostToDevice));
+  RETURN_IF_CUDA_ERROR("cudaDeviceSynchronize", gpu, cudaDeviceSynchronize());
   return OkStatus();
 }
 
 CudaPeers::~CudaPeers() {
-  for (const kernels::PeerView& view : views_) {
-    cudaSetDevice(gpus_[static_cast<size_t>(view.rank)]);
-    cudaFree(view.memory[view.rank]);
+  for (size_t rank = 0; rank < views_.size(); ++rank) {
+    kernels::PeerView& view = views_[rank];
+    if (view.memory[rank] == nullptr) continue;
+    cudaSetDevice(gpus_[rank]);
+    for (size_t other = 0; only_rank_ >= 0 && other < views_.size(); ++other) {
+      if (other != rank && view.memory[other] != nullptr) cudaIpcCloseMemHandle(view.memory[other]);
+    }
+    cudaFree(view.memory[rank]);
   }
   cudaFreeHost(timed_out_);
 }

@@ -1,6 +1,7 @@
 // CudaPeers: memory on each GPU of a group that the others write to (kernels/collective), and what
-// says that a rank was waited for in vain. Made and freed by one thread while nothing runs; views
-// and Check by any.
+// says that a rank was waited for in vain. The ranks are of one process, or each of its own on one
+// host. Made and freed by one thread while nothing runs; views and Check by any, of ranks of this
+// process.
 #pragma once
 
 #include <memory>
@@ -9,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "comm/transport.h"
 #include "kernels/collective/peer_view.h"
 
 namespace fathom::comm {
@@ -19,6 +21,10 @@ class CudaPeers {
   // loaded lazily (device/cuda/multi_gpu.h); kOutOfMemory.
   static Result<std::unique_ptr<CudaPeers>> Make(std::span<const int> gpus, int64_t shared_bytes,
                                                  Duration timeout);
+  // With the only rank of this process; all `members`, ranks of the transport, call it. kDevice,
+  // too: a member's memory cannot be reached from here; kPeer: as Transport.
+  static Result<std::unique_ptr<CudaPeers>> Join(Transport& transport, std::span<const int> members,
+                                                 int gpu, int64_t shared_bytes, Duration timeout);
   ~CudaPeers();
   CudaPeers(const CudaPeers&) = delete;
   CudaPeers& operator=(const CudaPeers&) = delete;
@@ -29,13 +35,16 @@ class CudaPeers {
   Status Check(int rank) const;
 
  private:
-  CudaPeers(std::span<const int> gpus, Duration timeout)
-      : gpus_(gpus.begin(), gpus.end()), timeout_(timeout) {}
-  Status Allocate(int64_t shared_bytes);
+  CudaPeers(std::vector<int> gpus, int64_t shared_bytes, Duration timeout);
+  Status AllocateReports();
+  Status Allocate(int rank);
   Status EnableAccess() const;
+  Status Exchange(Transport& transport, std::span<const int> members, int rank);
 
-  const std::vector<int> gpus_;
+  std::vector<int> gpus_;  // as their processes number them
+  const kernels::PeerLayout layout_;
   const Duration timeout_;
+  int only_rank_ = -1;  // of this process; -1: all are
   std::vector<kernels::PeerView> views_;
   uint32_t* timed_out_ = nullptr;  // pinned, one for each rank, kReportStride apart
 };

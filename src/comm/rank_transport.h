@@ -40,6 +40,7 @@ class RankTransport final : public Transport {
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(world_->rank_names.size()); }
+  bool SharesMemoryWith(int rank) const override { return IsLocal(rank); }
   Status Exchange(std::span<const Outgoing> outgoing, std::span<const Incoming> incoming) override;
   void Abort(const Status& reason) override { world_->state->Fail(reason); }
 

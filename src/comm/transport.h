@@ -25,6 +25,8 @@ class Transport {
   virtual ~Transport() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // Whether the other rank is a thread of this process.
+  virtual bool SharesMemoryWith(int rank) const = 0;
 
   // Sends and receives all of these at once and returns when all are done: two ranks that send to
   // each other do not wait for each other's receive. At most one message to a rank and one from

@@ -102,14 +102,11 @@ DataRanks::Step DataRanks::Schedule() {
   for (const auto& scheduler : schedulers_) {
     if (size() > 1) most_decodes = std::max(most_decodes, scheduler->NumDecodes());
   }
-  std::vector<int32_t> num_tokens;
   for (const auto& scheduler : schedulers_) {
     step.batches.push_back(scheduler->Schedule(most_decodes));
     if (!step.batches.back().empty()) step.load.TakeMost(scheduler->load());
-    num_tokens.push_back(step.batches.back().num_tokens());
   }
-  if (size() == 1) return step;
-  for (auto& batch : step.batches) batch.data_rank_tokens = num_tokens;
+  if (size() > 1) request::TellDataRanks(step.batches);
   return step;
 }
 

@@ -290,11 +290,7 @@ Result<std::span<const request::ScheduledBatch>> PlanDecoder::Decode(std::string
   for (request::ScheduledBatch& batch : batches_) reader.ReadBatch(batch);
   RETURN_IF_ERROR(reader.Finish());
   known_ = reader.TakeSequences();
-  if (batches_.size() > 1) {
-    std::vector<int32_t> num_tokens;
-    for (const auto& batch : batches_) num_tokens.push_back(batch.num_tokens());
-    for (auto& batch : batches_) batch.data_rank_tokens = num_tokens;
-  }
+  if (batches_.size() > 1) request::TellDataRanks(batches_);
   return std::span<const request::ScheduledBatch>(batches_);
 }
 

@@ -77,6 +77,7 @@ TEST(StepCodec, APlanArrivesAsItWasSent) {
         EXPECT_EQ(batch.step, step.batches[d].step);
         EXPECT_EQ(batch.transfers.copies, step.batches[d].transfers.copies);
         EXPECT_EQ(batch.data_rank_tokens, step.batches[d].data_rank_tokens);
+        EXPECT_EQ(batch.data_ranks_decode, step.batches[d].data_ranks_decode);
         ASSERT_EQ(batch.sequences.size(), step.batches[d].sequences.size());
         for (size_t s = 0; s < batch.sequences.size(); ++s) {
           ExpectSame(step.batches[d].sequences[s], step.masks[d][s], batch.sequences[s]);

@@ -38,9 +38,7 @@ class RandomSteps {
   const Step& Next() {
     step_ = {};
     for (size_t d = 0; d < sequences_.size(); ++d) AddBatch(d);
-    std::vector<int32_t> num_tokens;
-    for (const auto& batch : step_.batches) num_tokens.push_back(batch.num_tokens());
-    for (auto& batch : step_.batches) batch.data_rank_tokens = num_tokens;
+    request::TellDataRanks(step_.batches);
     return step_;
   }
 

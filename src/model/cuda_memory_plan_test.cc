@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/synthetic_checkpoint.h"
+#include "kernels/collective/expert_exchange_cuda.h"
 #include "kernels/collective/peer_view.h"
 #include "model/cuda_workspace.h"
 #include "model/memory_plan.h"
@@ -30,6 +31,29 @@ TEST(CudaMemoryPlan, TheWorkspaceOfAStepIsWhatIsAllocated) {
           EXPECT_LT(planned, allocated + allocated / 20) << preset << " " << tensor;
         }
       }
+    }
+  }
+}
+
+TEST(CudaMemoryPlan, DataRanksTakeWhatIsPlanned) {
+  const auto config =
+      checkpoint::ParseModelConfig(checkpoint::PresetConfigText("flash").value(), "flash");
+  for (const int ranks : {2, 8}) {
+    const config::ParallelConfig parallel{.data_parallel_size = ranks,
+                                          .enable_expert_parallel = true};
+    const checkpoint::Shard shard = checkpoint::MakeShard(*config, parallel, {}).value();
+    for (const int tokens : {2048, 8192}) {
+      const ModelLimits limits{tokens, 64, 32768};
+      const auto exchange = kernels::MakeExpertExchangeLayout(ranks, tokens, config->hidden_size,
+                                                              config->num_experts_per_token);
+      const int64_t allocated =
+          CudaWorkspaceBytes(shard.config, limits, ranks) +
+          SharedWorkspaceBytes(*config, limits, int64_t{config->o_groups} * config->o_lora_rank,
+                               ranks) +
+          kernels::MakePeerLayout(ranks, exchange.bytes).bytes;
+      const int64_t planned = StepWorkspaceBytes(shard, parallel, limits);
+      EXPECT_GT(planned, allocated - allocated / 100) << ranks << " " << tokens;
+      EXPECT_LT(planned, allocated + allocated / 20) << ranks << " " << tokens;
     }
   }
 }

@@ -99,12 +99,13 @@ int StepUploader::TableStride(int max_blocks) const {
   return std::min(stride, max_table_blocks());
 }
 
-CudaStep StepUploader::Upload(const ForwardBatch& batch, bool pad, device::Stream& stream) {
+CudaStep StepUploader::Upload(const ForwardBatch& batch, int num_decodes, device::Stream& stream) {
   const auto num_tokens = static_cast<int>(batch.token_ids.size());
   const auto num_seqs = static_cast<int>(batch.num_computed.size());
   CHECK_LE(num_tokens, limits_.max_batched_tokens);
   CHECK_LE(num_seqs, limits_.max_num_seqs);
-  const int bucket = DecodeBucket(num_seqs, limits_.max_num_seqs);
+  const bool pad = num_decodes > 0;
+  const int bucket = DecodeBucket(num_decodes, limits_.max_num_seqs);
   const int tokens = pad ? bucket : num_tokens, seqs = pad ? bucket : num_seqs;
   ListTokens(batch);
   rows_.assign(batch.logits_rows.begin(), batch.logits_rows.end());
@@ -113,8 +114,10 @@ CudaStep StepUploader::Upload(const ForwardBatch& batch, bool pad, device::Strea
   CudaStep step;
   step.stream = &stream;
   step.prefill = !IsDecode(batch);
-  const int32_t last = *std::max_element(positions_.begin(), positions_.end());
-  step.max_entries = (last + 1) / 4;
+  step.slots = (tokens + 7) / 8 * 8;
+  for (const int32_t position : positions_) {
+    step.max_entries = std::max(step.max_entries, (position + 1) / 4);
+  }
   step.any_index_scoring = step.max_entries > index_topk_;
   Place& place = places_[turn_ ^= 1];
   Check(cudaEventSynchronize(place.copied));  // the copy before the last has left the memory
@@ -165,7 +168,7 @@ CudaStep StepUploader::UploadNobody(int num_seqs, int max_blocks, int64_t contex
                            .state_slots = std::span(none).first(n),
                            .logits_rows = std::span(counting).first(n),
                            .expert_ids = {}};
-  return Upload(batch, /*pad=*/true, stream);
+  return Upload(batch, num_seqs, stream);
 }
 
 }  // namespace fathom::model

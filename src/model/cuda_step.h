@@ -28,6 +28,10 @@ struct CudaStep {
   int64_t num_logits_rows = 0;
   // Not a step of decodes: each token's bits are the same in a step of any size (docs/kernels.md).
   bool prefill = false;
+  // Of data ranks: places for each one's tokens (as if all had as many as this one), and whether
+  // all tokens' experts run as a prompt's.
+  int64_t slots = 0;
+  bool experts_prefill = false;
   bool any_index_scoring = false;
   int max_entries = 0;  // ratio-4 entries that a token may see
   KvCacheView kv;
@@ -55,8 +59,8 @@ class StepUploader {
   StepUploader& operator=(const StepUploader&) = delete;
 
   // Fills the step's arrays, but for what the batch does not have (kv, logits, recorder). The batch
-  // may change when it returns. `pad`: as a step of decodes.
-  CudaStep Upload(const ForwardBatch& batch, bool pad, device::Stream& stream);
+  // may change when it returns. As a step of decodes it is padded, as so many would be; 0: not.
+  CudaStep Upload(const ForwardBatch& batch, int num_decodes, device::Stream& stream);
 
   // A step of decodes for a graph to be captured of: its sequences hold nothing, each has one token
   // after `context`, and tables of `max_blocks`.

@@ -45,6 +45,16 @@ Status CheckMemory(int64_t weight_bytes, int64_t workspace_bytes, const device::
                   device.name(), free, weight_bytes, workspace_bytes));
 }
 
+// Those of which the rank has something; they follow each other.
+std::span<const kernels::ExpertMatrices> OwnExperts(
+    std::span<const kernels::ExpertMatrices> experts) {
+  const auto is_own = [](const kernels::ExpertMatrices& e) {
+    return e.w1.rows > 0 || e.w2.rows > 0;
+  };
+  const auto begin = std::find_if(experts.begin(), experts.end(), is_own);
+  return {begin, std::find_if_not(begin, experts.end(), is_own)};
+}
+
 // Gives every weight its place in one range of device memory and plans what brings it there. Run
 // twice: to count the bytes, and with the memory.
 class Planner {
@@ -54,9 +64,11 @@ class Planner {
 
   void Run(CudaWeights& weights) {
     weights.embed = Bf16(host_.embed);
-    weights.head = Tiled(host_.head, TileKind::kBf16);
-    weights.norm = Norm(host_.norm, config_.hidden_size);
-    weights.hc_head = HyperConnection(host_.hc_head, 4);
+    if (host_.head.data != nullptr) {
+      weights.head = Tiled(host_.head, TileKind::kBf16);
+      weights.norm = Norm(host_.norm, config_.hidden_size);
+      weights.hc_head = HyperConnection(host_.hc_head, 4);
+    }
     for (const BlockWeights& block : host_.layers) weights.layers.push_back(Block(block));
   }
 
@@ -167,8 +179,8 @@ class Planner {
   }
 
   kernels::ExpertTiles Experts(std::span<const kernels::ExpertMatrices> experts) {
+    if (experts.empty()) return {};  // other ranks'
     const WeightMatrix &w1 = experts[0].w1, &w2 = experts[0].w2;
-    if (w1.rows == 0 && w2.rows == 0) return {};  // other ranks'
     const TileKind kind = w1.dtype == WeightDType::kFp4 ? TileKind::kFp4 : TileKind::kFp8;
     const auto count = static_cast<int64_t>(experts.size());
     const int64_t gate_up = kernels::TiledBytes(kind, 2 * w1.rows, w1.cols);
@@ -252,8 +264,8 @@ class Planner {
     b.bias = Floats(w.ffn.bias, c.num_experts);
     b.tid2eid = reinterpret_cast<const int32_t*>(Place(
         w.ffn.tid2eid, int64_t{c.vocab_size} * c.num_experts_per_token * 4, DummyKind::kExpertIds));
-    b.routed = Experts(w.ffn.experts);
-    b.shared = Experts({&w.ffn.shared, 1});
+    b.routed = Experts(OwnExperts(w.ffn.experts));
+    b.shared = Experts(OwnExperts({&w.ffn.shared, 1}));
     return b;
   }
 
@@ -265,18 +277,16 @@ class Planner {
   std::vector<LargestScalesOf> largest_;
 };
 
-// What the kernels run is a whole model, or every layer's part of one tensor rank.
+// What the kernels run is every layer's part of one tensor rank, or all of some experts and of what
+// is no routed expert.
 Status CheckParts(const Weights& weights) {
-  if (weights.embed.data == nullptr || weights.head.data == nullptr) {
-    return BadModel("the GPU kernels run all layers on a device: use --pipeline-parallel-size 1");
-  }
   for (const BlockWeights& block : weights.layers) {
     const kernels::ExpertMatrices& shared = block.ffn.shared;
-    for (const kernels::ExpertMatrices& expert : block.ffn.experts) {
+    for (const kernels::ExpertMatrices& expert : OwnExperts(block.ffn.experts)) {
       if (expert.w1.rows == shared.w1.rows && expert.w2.rows == shared.w2.rows) continue;
       return BadModel(
-          "the GPU kernels run as large a part of every expert as of the shared one: use "
-          "--data-parallel-size 1, and leave out --enable-expert-parallel");
+          "the GPU kernels run as large a part of every expert as of the shared one: data ranks "
+          "need --enable-expert-parallel, and tensor ranks leave it out");
     }
   }
   return OkStatus();

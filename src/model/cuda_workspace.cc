@@ -36,8 +36,14 @@ std::array<int64_t, 5> StepSizes(int64_t m) {
           std::min<int64_t>(512, m), m};
 }
 
-void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carver,
-           CudaWorkspace& w) {
+// Of a step, whose experts a rank runs.
+int64_t MostTokens(const ModelLimits& limits, int num_data_ranks) {
+  if (num_data_ranks == 1) return limits.max_batched_tokens;
+  return num_data_ranks * ((int64_t{limits.max_batched_tokens} + 7) / 8 * 8);
+}
+
+void Carve(const config::ModelConfig& c, const ModelLimits& limits, int num_data_ranks,
+           Carver& carver, CudaWorkspace& w) {
   const int64_t m = limits.max_batched_tokens, rows = kernels::PaddedTokens(m, /*prefill=*/true);
   const int64_t hidden = c.hidden_size;
   const int64_t max_blocks = MaxTableBlocks(limits);
@@ -83,9 +89,10 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carv
   carver.Take(w.router_scores, m * c.num_experts);
   carver.Take(w.expert_ids, c.num_layers * m * c.num_experts_per_token);
   carver.Take(w.expert_weights, m * c.num_experts_per_token);
-  w.pair_rows = MaxPairRowsOf(c, limits);
+  w.pair_rows = MaxPairRowsOf(c, limits, num_data_ranks);
+  const int64_t most_tokens = MostTokens(limits, num_data_ranks);
   int64_t max_tiles = 0, num_progress = 0;
-  for (const int64_t n : StepSizes(m)) {
+  for (const int64_t n : StepSizes(most_tokens)) {
     max_tiles =
         std::max(max_tiles, kernels::MaxExpertTiles(n, c.num_experts, c.num_experts_per_token));
     num_progress =
@@ -93,7 +100,7 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carv
   }
   carver.Take(w.plan.num_tiles, 1);
   carver.Take(w.plan.tiles, max_tiles);
-  carver.Take(w.plan.pair_of, m * c.num_experts_per_token);
+  carver.Take(w.plan.pair_of, most_tokens * c.num_experts_per_token);
   carver.Take(w.plan.pair_weight, w.pair_rows);
   carver.Take(w.plan.progress, num_progress);
   carver.Take(w.gathered, w.pair_rows * hidden);
@@ -103,9 +110,10 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, Carver& carv
 }
 
 void CarveShared(const config::ModelConfig& c, const ModelLimits& limits, int64_t grouped_columns,
-                 Carver& carver, CudaWorkspace& w) {
+                 int num_data_ranks, Carver& carver, CudaWorkspace& w) {
   const int64_t m = limits.max_batched_tokens, rows = kernels::PaddedTokens(m, /*prefill=*/true);
-  const int64_t pair_rows = MaxPairRowsOf(c, limits), intermediate = c.moe_intermediate_size;
+  const int64_t pair_rows = MaxPairRowsOf(c, limits, num_data_ranks);
+  const int64_t intermediate = c.moe_intermediate_size;
   carver.Take(w.grouped_fp8, rows * grouped_columns);
   carver.Take(w.grouped_scales, rows * grouped_columns / 128);
   carver.Take(w.y, m * c.hidden_size);
@@ -131,26 +139,27 @@ int64_t StepBytes(int64_t num_tokens, int64_t num_seqs, int64_t max_blocks,
   return ints * 4 + 16 * 256;  // each array begins at a multiple of 256 bytes
 }
 
-int64_t MaxPairRowsOf(const config::ModelConfig& c, const ModelLimits& limits) {
+int64_t MaxPairRowsOf(const config::ModelConfig& c, const ModelLimits& limits, int num_data_ranks) {
   int64_t rows = 0;
-  for (const int64_t n : StepSizes(limits.max_batched_tokens)) {
+  for (const int64_t n : StepSizes(MostTokens(limits, num_data_ranks))) {
     rows = std::max(rows, kernels::MaxPairRows(n, c.num_experts, c.num_experts_per_token));
   }
   return rows;
 }
 
 int64_t SharedWorkspaceBytes(const config::ModelConfig& config, const ModelLimits& limits,
-                             int64_t grouped_columns) {
+                             int64_t grouped_columns, int num_data_ranks) {
   CudaWorkspace ignored;
   Carver sizes(nullptr);
-  CarveShared(config, limits, grouped_columns, sizes, ignored);
+  CarveShared(config, limits, grouped_columns, num_data_ranks, sizes, ignored);
   return sizes.bytes();
 }
 
-int64_t CudaWorkspaceBytes(const config::ModelConfig& config, const ModelLimits& limits) {
+int64_t CudaWorkspaceBytes(const config::ModelConfig& config, const ModelLimits& limits,
+                           int num_data_ranks) {
   CudaWorkspace ignored;
   Carver sizes(nullptr);
-  Carve(config, limits, sizes, ignored);
+  Carve(config, limits, num_data_ranks, sizes, ignored);
   return sizes.bytes();
 }
 
@@ -164,22 +173,22 @@ comm::CudaGroupOptions GroupOptions(const config::ModelConfig& config, const Mod
       .max_row_bytes = std::max<int64_t>(t_row_bytes * num_ranks, int64_t{config.vocab_size} * 4)};
 }
 
-Result<std::unique_ptr<CudaWorkspace>> MakeCudaWorkspace(const config::ModelConfig& config,
-                                                         const ModelLimits& limits,
-                                                         int64_t grouped_columns,
-                                                         std::byte* shared_memory,
-                                                         device::Device& device) {
+Result<std::unique_ptr<CudaWorkspace>> MakeCudaWorkspace(
+    const config::ModelConfig& config, const ModelLimits& limits, int64_t grouped_columns,
+    std::byte* shared_memory, int num_data_ranks, device::Device& device) {
   auto workspace = std::make_unique<CudaWorkspace>();
-  ASSIGN_OR_RETURN(workspace->buffer, device.Allocate(CudaWorkspaceBytes(config, limits)));
+  ASSIGN_OR_RETURN(workspace->buffer,
+                   device.Allocate(CudaWorkspaceBytes(config, limits, num_data_ranks)));
   Carver pieces(workspace->buffer.data());
-  Carve(config, limits, pieces, *workspace);
+  Carve(config, limits, num_data_ranks, pieces, *workspace);
   if (shared_memory == nullptr) {
-    ASSIGN_OR_RETURN(workspace->shared_buffer,
-                     device.Allocate(SharedWorkspaceBytes(config, limits, grouped_columns)));
+    ASSIGN_OR_RETURN(
+        workspace->shared_buffer,
+        device.Allocate(SharedWorkspaceBytes(config, limits, grouped_columns, num_data_ranks)));
     shared_memory = workspace->shared_buffer.data();
   }
   Carver shared(shared_memory);
-  CarveShared(config, limits, grouped_columns, shared, *workspace);
+  CarveShared(config, limits, grouped_columns, num_data_ranks, shared, *workspace);
   return workspace;
 }
 

@@ -1,7 +1,7 @@
 // The scratch of a forward pass on a GPU, allocated once for the limits. One forward at a time.
 // Every piece is sized for M = max_batched_tokens rows, tiles for PaddedTokens(M, prefill). What
 // tensor ranks complete for each other is as large on each and lies in their shared memory
-// (comm/cuda_collectives.h).
+// (comm/cuda_collectives.h). What experts need is sized for the tokens of all data ranks.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -77,18 +77,18 @@ struct CudaWorkspace {
 
 // `grouped_columns`: what wo_b reads, of all tensor ranks.
 int64_t SharedWorkspaceBytes(const config::ModelConfig& config, const ModelLimits& limits,
-                             int64_t grouped_columns);
+                             int64_t grouped_columns, int num_data_ranks = 1);
 // Without the shared part.
-int64_t CudaWorkspaceBytes(const config::ModelConfig& config, const ModelLimits& limits);
+int64_t CudaWorkspaceBytes(const config::ModelConfig& config, const ModelLimits& limits,
+                           int num_data_ranks = 1);
 // `shared_memory`: SharedWorkspaceBytes on the device, which outlive it; null: it has its own.
-Result<std::unique_ptr<CudaWorkspace>> MakeCudaWorkspace(const config::ModelConfig& config,
-                                                         const ModelLimits& limits,
-                                                         int64_t grouped_columns,
-                                                         std::byte* shared_memory,
-                                                         device::Device& device);
+Result<std::unique_ptr<CudaWorkspace>> MakeCudaWorkspace(
+    const config::ModelConfig& config, const ModelLimits& limits, int64_t grouped_columns,
+    std::byte* shared_memory, int num_data_ranks, device::Device& device);
 
 // Rows of a step's pairs of tokens and experts, at most.
-int64_t MaxPairRowsOf(const config::ModelConfig& config, const ModelLimits& limits);
+int64_t MaxPairRowsOf(const config::ModelConfig& config, const ModelLimits& limits,
+                      int num_data_ranks = 1);
 
 // The longest row of a step's block tables.
 int64_t MaxTableBlocks(const ModelLimits& limits);

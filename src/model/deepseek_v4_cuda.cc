@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <vector>
 
 #include "base/check.h"
 #include "base/log.h"
 #include "checkpoint/shard.h"
 #include "comm/cuda_collectives.h"
+#include "comm/cuda_expert_ranks.h"
 #include "device/cuda/cuda_check.h"
 #include "kernels/attention_prologue/attention_prologue_cuda.h"
 #include "kernels/embedding/embedding_cuda.h"
@@ -22,6 +22,9 @@
 #include "kernels/rope/rope_cuda.h"
 #include "kernels/sparse_attention/sparse_attention_cuda.h"
 #include "model/cuda_graphs.h"
+#include "model/cuda_recording.h"
+#include "model/cuda_sizes.h"
+#include "model/cuda_stages.h"
 #include "model/cuda_step.h"
 #include "model/cuda_weights.h"
 #include "model/cuda_workspace.h"
@@ -45,16 +48,24 @@ class CudaModel final : public DeepSeekV4 {
   CudaModel(const config::ModelConfig& config, kv_cache::IndexKeyDType index_dtype,
             std::unique_ptr<const CudaWeights> weights, const ModelLimits& limits,
             std::unique_ptr<CudaWorkspace> workspace, std::unique_ptr<StepUploader> uploader,
-            int64_t grouped_columns, const CudaModelOptions& options)
+            std::unique_ptr<CudaStages> stages, int64_t grouped_columns,
+            const CudaModelOptions& options)
       : c_(config),
         layout_(kv_cache::MakeKvLayout(config, config::Numerics::kOfficial, index_dtype)),
         index_dtype_(index_dtype),
         weights_(std::move(weights)),
         limits_(limits),
         ws_(std::move(workspace)),
+        recording_(config, *ws_),
         uploader_(std::move(uploader)),
+        stages_(std::move(stages)),
         options_(options),
         collectives_(options.collectives.get()),
+        expert_ranks_(options.expert_ranks.get()),
+        own_experts_(expert_ranks_ == nullptr
+                         ? checkpoint::Range{0, config.num_experts}
+                         : checkpoint::Part(config.num_experts, 1, expert_ranks_->rank(),
+                                            expert_ranks_->size())),
         constants_{static_cast<float>(config.rms_norm_eps), static_cast<float>(config.hc_eps),
                    config.hc_sinkhorn_iters} {
     Check(cudaGetDevice(&gpu_));
@@ -67,28 +78,43 @@ class CudaModel final : public DeepSeekV4 {
     vocabulary_ = PartsOf(config.vocab_size, checkpoint::kVocabularyRows, 1);
   }
 
-  Status Health() override { return collectives_ == nullptr ? OkStatus() : collectives_->Check(); }
+  Status Health() override {
+    if (collectives_ != nullptr) RETURN_IF_ERROR(collectives_->Check());
+    return expert_ranks_ == nullptr ? OkStatus() : expert_ranks_->Check();
+  }
 
   Status Forward(const ForwardBatch& batch, const KvCacheView& kv, float* logits,
                  device::Stream& stream, ChoiceRecorder* recorder) override {
     RETURN_IF_ERROR(Health());
-    if (batch.token_ids.empty()) return OkStatus();
+    const int most_tokens = batch.most_tokens();
+    if (most_tokens == 0) return OkStatus();
     Check(cudaSetDevice(gpu_));  // each rank has a thread
     if (options_.poison_scratch) {
       Check(cudaMemsetAsync(ws_->scratch, 0xff, static_cast<size_t>(ws_->scratch_bytes),
                             static_cast<cudaStream_t>(stream.native_handle())));
     }
+    // Data ranks that all decode are padded alike, so that one graph serves a size. One without
+    // tokens has padding at least.
+    const bool all_decode = expert_ranks_ == nullptr || batch.data_ranks_decode;
     const bool decode = recorder == nullptr && IsDecode(batch);
-    CudaStep step = uploader_->Upload(batch, decode, stream);
+    const int num_tokens = static_cast<int>(batch.token_ids.size());
+    const int num_decodes = decode && all_decode ? most_tokens : std::max(num_tokens, 1);
+    CudaStep step = uploader_->Upload(batch, decode || num_tokens == 0 ? num_decodes : 0, stream);
+    step.slots = (most_tokens + 7) / 8 * 8;
+    step.experts_prefill = !all_decode;
     step.kv = kv;
     step.logits = logits;
     step.recorder = recorder;
-    if (decode && Captures()) {
+    const int64_t stream_bytes = int64_t{step.batch.num_tokens} * 4 * c_.hidden_size * 2;
+    auto* const streams = reinterpret_cast<std::byte*>(ws_->streams);
+    if (!is_first_stage()) RETURN_IF_ERROR(stages_->Receive(streams, stream_bytes, stream));
+    if (decode && all_decode && Captures()) {
       graphs_.Replay(step, [this](const CudaStep& captured) { Run(captured); });
     } else {
       Run(step);
     }
     if (!batch.expert_ids.empty()) FetchExperts(step, batch);
+    if (!is_last_stage()) RETURN_IF_ERROR(stages_->Send(streams, stream_bytes, stream));
     return exchanged_;
   }
 
@@ -123,11 +149,11 @@ class CudaModel final : public DeepSeekV4 {
     return capturable && !options_.enforce_eager && !options_.sync_operators;
   }
 
+  bool is_first_stage() const { return stages_ == nullptr || stages_->is_first(); }
+  bool is_last_stage() const { return stages_ == nullptr || stages_->is_last(); }
+
   // A broken device is reported by whoever waits for the stream.
   static void Check(cudaError_t error) { device::CheckCuda(error, __FILE__, __LINE__); }
-  static void Check(const Status& status, device::Stream& stream) {
-    device::CheckCuda(status, stream, __FILE__, __LINE__);
-  }
 
   // What each tensor rank has of [0, total), cut at multiples of `unit`, counted in `each`.
   kernels::RankParts PartsOf(int64_t total, int64_t unit, int64_t each) const {
@@ -159,6 +185,33 @@ class CudaModel final : public DeepSeekV4 {
                                           .frequencies_compressed = ws_->frequencies + 32,
                                           .angles_plain = ws_->angles_plain,
                                           .angles_compressed = ws_->angles_compressed});
+    if (is_first_stage()) Embed(step);
+    kernels::SublayerOutput output;
+    for (int layer = 0; layer < c_.num_layers; ++layer) {
+      const CudaBlockWeights& w = weights_->layers[static_cast<size_t>(layer)];
+      layer_ = layer;
+      Boundary(step, output, ws_->ffn_state, w.hc_attn, w.attn_norm, ws_->attn_state);
+      if (layer > 0 && recording_.TakeStreams(step, layer - 1)) {
+        Boundary(step, {}, ws_->ffn_state, w.hc_attn, w.attn_norm, ws_->attn_state);
+      }
+      Attention(step, layer, w);
+      Boundary(step, {.y = ws_->y}, ws_->attn_state, w.hc_ffn, w.ffn_norm, ws_->ffn_state);
+      output = Moe(step, layer, w);
+    }
+    layer_ = -1;
+    if (!is_last_stage() || (step.recorder != nullptr && step.recorder->wants_streams())) {
+      // the last layer's streams, which the head would not write
+      Boundary(step, output, ws_->ffn_state, weights_->layers[0].hc_attn,
+               weights_->layers[0].attn_norm, ws_->attn_state);
+      recording_.TakeStreams(step, c_.num_layers - 1);
+      output = {};
+    }
+    if (is_last_stage()) Logits(step, output);
+    if (collectives_ != nullptr) collectives_->EndStep(*step.stream);
+    if (expert_ranks_ != nullptr) expert_ranks_->EndStep(*step.stream);
+  }
+
+  void Embed(const CudaStep& step) {
     Enqueue(step, "embedding",
             kernels::CudaEmbeddingParams{.token_ids = step.token_ids,
                                          .token_sources = step.token_sources,
@@ -168,28 +221,6 @@ class CudaModel final : public DeepSeekV4 {
                                          .table = weights_->embed,
                                          .hidden = c_.hidden_size,
                                          .streams = ws_->streams});
-    kernels::SublayerOutput output;
-    for (int layer = 0; layer < c_.num_layers; ++layer) {
-      const CudaBlockWeights& w = weights_->layers[static_cast<size_t>(layer)];
-      layer_ = layer;
-      Boundary(step, output, ws_->ffn_state, w.hc_attn, w.attn_norm, ws_->attn_state);
-      if (layer > 0 && TakeStreams(step, layer - 1)) {
-        Boundary(step, {}, ws_->ffn_state, w.hc_attn, w.attn_norm, ws_->attn_state);
-      }
-      Attention(step, layer, w);
-      Boundary(step, {.y = ws_->y}, ws_->attn_state, w.hc_ffn, w.ffn_norm, ws_->ffn_state);
-      output = Moe(step, layer, w);
-    }
-    layer_ = -1;
-    if (step.recorder != nullptr && step.recorder->wants_streams()) {
-      // the last layer's streams, which the head would not write
-      Boundary(step, output, ws_->ffn_state, weights_->layers[0].hc_attn,
-               weights_->layers[0].attn_norm, ws_->attn_state);
-      TakeStreams(step, c_.num_layers - 1);
-      output = {};
-    }
-    Logits(step, output);
-    if (collectives_ != nullptr) collectives_->EndStep(*step.stream);
   }
 
   // An operator of the layer that is being enqueued.
@@ -491,46 +522,7 @@ class CudaModel final : public DeepSeekV4 {
                                            .counters = ws_->index_counters,
                                            .selected = ws_->selected,
                                            .counts = ws_->num_selected});
-    if (step.recorder == nullptr) return;
-    ForceIndex(step, layer);
-    if (!step.recorder->wants_choices()) return;
-    const auto tokens = static_cast<size_t>(step.batch.num_tokens);
-    const auto counts = Fetch(ws_->num_selected, tokens, *step.stream);
-    const auto topk = static_cast<size_t>(c_.index_topk);
-    const auto selected = Fetch(ws_->selected, tokens * topk, *step.stream);
-    for (size_t t = 0; t < tokens; ++t) {
-      step.recorder->OnIndex(layer, static_cast<int>(t),
-                             {selected.data() + t * topk, static_cast<size_t>(counts[t])});
-    }
-  }
-
-  void ForceIndex(const CudaStep& step, int layer) {
-    const std::span<const int32_t> forced = step.recorder->ForcedIndex(layer);
-    if (forced.empty()) return;
-    const auto topk = static_cast<size_t>(c_.index_topk);
-    CHECK_EQ(forced.size(), static_cast<size_t>(step.batch.num_tokens) * topk);
-    std::vector<int32_t> counts;
-    for (size_t begin = 0; begin < forced.size(); begin += topk) {
-      const auto row = forced.subspan(begin, topk);
-      counts.push_back(static_cast<int32_t>(std::find(row.begin(), row.end(), -1) - row.begin()));
-    }
-    Send(ws_->selected, forced, *step.stream);
-    Send(ws_->num_selected, counts, *step.stream);
-  }
-
-  // Forced experts are a hash layer's table: token t of the step is its row t. The index
-  // selection's memory is free by now.
-  void ForceRouting(const CudaStep& step, int layer, kernels::CudaMoeRouteParams& route) {
-    const std::span<const int32_t> forced = step.recorder->ForcedRouting(layer);
-    if (forced.empty()) return;
-    CHECK_EQ(forced.size(), static_cast<size_t>(route.num_tokens * route.num_chosen));
-    std::vector<int32_t> rows(static_cast<size_t>(route.num_tokens));
-    std::iota(rows.begin(), rows.end(), 0);
-    Send(ws_->num_selected, rows, *step.stream);
-    Send(ws_->selected, forced, *step.stream);
-    route.bias = nullptr;
-    route.tid2eid = ws_->selected;
-    route.token_ids = ws_->num_selected;
+    recording_.TakeIndex(step, layer);
   }
 
   void OutputProducts(const CudaStep& step, const CudaBlockWeights& w) {
@@ -560,6 +552,11 @@ class CudaModel final : public DeepSeekV4 {
     if (w.wo_b.rows > 0) Enqueue(step, "output product", second);
   }
 
+  // The embedding has them all; of later stages the host does.
+  const int32_t* TokenIds(const CudaStep& step) const {
+    return is_first_stage() ? ws_->token_ids : step.token_ids;
+  }
+
   // Of one layer: [tokens, k].
   int32_t* ExpertIds(const CudaStep& step, int layer) const {
     return ws_->expert_ids + int64_t{layer} * step.batch.num_tokens * c_.num_experts_per_token;
@@ -578,18 +575,20 @@ class CudaModel final : public DeepSeekV4 {
                                       .num_chosen = c_.num_experts_per_token,
                                       .bias = w.bias,
                                       .tid2eid = w.tid2eid,
-                                      .token_ids = ws_->token_ids,
+                                      .token_ids = TokenIds(step),
                                       .token_seq = step.batch.token_seq,
                                       .scaling = static_cast<float>(c_.routed_scaling_factor),
                                       .expert_ids = ExpertIds(step, layer),
                                       .weights = ws_->expert_weights,
+                                      .plans = expert_ranks_ == nullptr,
                                       .plan = ws_->plan,
                                       .hidden = c_.hidden_size,
                                       .x = HFp8(step),
                                       .gathered = gathered};
-    if (step.recorder != nullptr) ForceRouting(step, layer, route);
+    recording_.ForceRouting(step, layer, route);
     Enqueue(step, "routing", route);
-    RecordRouting(step, layer);
+    recording_.TellRouting(step, layer, ExpertIds(step, layer));
+    if (expert_ranks_ != nullptr) return ExpertsOfAllRanks(step, layer, w);
     Experts(step, w, gathered);
     return {ws_->pairs, ws_->plan.pair_of, c_.num_experts_per_token};
   }
@@ -624,6 +623,52 @@ class CudaModel final : public DeepSeekV4 {
       if (p.hidden > 0) kernels::LaunchDown(p, *step.stream);
     }
     if (options_.sync_operators) LogFault(step, "experts");
+  }
+
+  // The rank's routed experts on the tokens of all data ranks, the shared one on its own.
+  kernels::SublayerOutput ExpertsOfAllRanks(const CudaStep& step, int layer,
+                                            const CudaBlockWeights& w) {
+    const kernels::Fp8Tiles gathered{ws_->gathered, ws_->gathered_scales, ws_->pair_rows / 8};
+    const kernels::ExpertExchange tokens = expert_ranks_->Next(step.slots);
+    const int num_own_experts = static_cast<int>(own_experts_.size());
+    Enqueue(step, "tokens to all ranks",
+            kernels::CudaSendTokensParams{.to = tokens,
+                                          .num_tokens = step.batch.num_tokens,
+                                          .x = HFp8(step),
+                                          .expert_ids = ExpertIds(step, layer),
+                                          .weights = ws_->expert_weights,
+                                          .token_seq = step.batch.token_seq});
+    Enqueue(step, "tokens of all ranks",
+            kernels::CudaTakeTokensParams{.from = tokens,
+                                          .prefill = step.experts_prefill,
+                                          .first_expert = static_cast<int>(own_experts_.begin),
+                                          .num_experts = num_own_experts,
+                                          .first_group = (step.slots + 63) / 64 * 8,
+                                          .plan = ws_->plan,
+                                          .gathered = gathered});
+    Enqueue(step, "experts",
+            kernels::CudaExpertParams{.num_tokens = expert_ranks_->size() * step.slots,
+                                      .prefill = step.experts_prefill,
+                                      .hidden = c_.hidden_size,
+                                      .intermediate = c_.moe_intermediate_size,
+                                      .num_experts = num_own_experts,
+                                      .num_chosen = c_.num_experts_per_token,
+                                      .swiglu_limit = static_cast<float>(c_.swiglu_limit),
+                                      .routed = w.routed,
+                                      .shared = w.shared,
+                                      .x = HFp8(step),
+                                      .gathered = gathered,
+                                      .plan = ws_->plan,
+                                      .t = {ws_->t, ws_->t_scales, ws_->pair_rows / 8},
+                                      .y = ws_->pairs,
+                                      .y_stride = c_.hidden_size,
+                                      .num_shared_tokens = step.batch.num_tokens,
+                                      .shared_y = expert_ranks_->outputs()});
+    Enqueue(
+        step, "outputs to their ranks",
+        kernels::CudaReturnOutputsParams{
+            .to = expert_ranks_->Next(step.slots), .pair_of = ws_->plan.pair_of, .y = ws_->pairs});
+    return {expert_ranks_->outputs(), expert_ranks_->pair_of(), c_.num_experts_per_token};
   }
 
   void Logits(const CudaStep& step, kernels::SublayerOutput output) {
@@ -666,55 +711,19 @@ class CudaModel final : public DeepSeekV4 {
                                     *step.stream));
   }
 
-  template <typename U>
-  static std::vector<U> Fetch(const U* from, size_t count, device::Stream& stream) {
-    std::vector<U> values(count);
-    Check(stream.Copy(values.data(), from, static_cast<int64_t>(count * sizeof(U))), stream);
-    Check(stream.Synchronize(), stream);
-    return values;
-  }
-
-  static void Send(int32_t* to, std::span<const int32_t> values, device::Stream& stream) {
-    Check(stream.Copy(to, values.data(), static_cast<int64_t>(values.size_bytes())), stream);
-    Check(stream.Synchronize(), stream);
-  }
-
-  void RecordRouting(const CudaStep& step, int layer) {
-    if (step.recorder == nullptr || !step.recorder->wants_choices()) return;
-    const auto k = static_cast<size_t>(c_.num_experts_per_token);
-    const auto tokens = static_cast<size_t>(step.batch.num_tokens);
-    const auto ids = Fetch(ExpertIds(step, layer), tokens * k, *step.stream);
-    for (size_t t = 0; t < tokens; ++t) {
-      step.recorder->OnRouting(layer, static_cast<int>(t), {ids.data() + t * k, k});
-    }
-  }
-
-  // Tells the streams after the layer; true when the recorder puts others in their place.
-  bool TakeStreams(const CudaStep& step, int layer) {
-    if (step.recorder == nullptr || !step.recorder->wants_streams()) return false;
-    const size_t count =
-        static_cast<size_t>(step.batch.num_tokens) * 4 * static_cast<size_t>(c_.hidden_size);
-    const auto streams =
-        Fetch(reinterpret_cast<const BFloat16*>(ws_->streams), count, *step.stream);
-    step.recorder->OnStreams(layer, std::as_bytes(std::span(streams)));
-    const std::span<const std::byte> forced = step.recorder->ForcedStreams(layer);
-    if (forced.empty()) return false;
-    CHECK_EQ(forced.size(), count * sizeof(BFloat16));
-    Check(step.stream->Copy(ws_->streams, forced.data(), static_cast<int64_t>(forced.size())),
-          *step.stream);
-    Check(step.stream->Synchronize(), *step.stream);
-    return true;
-  }
-
   const config::ModelConfig c_;
   const kv_cache::KvLayout layout_;
   const kv_cache::IndexKeyDType index_dtype_;
   const std::unique_ptr<const CudaWeights> weights_;
   const ModelLimits limits_;
   const std::unique_ptr<CudaWorkspace> ws_;
+  const CudaRecording recording_;
   const std::unique_ptr<StepUploader> uploader_;
+  const std::unique_ptr<CudaStages> stages_;  // null: there is one
   const CudaModelOptions options_;
-  comm::CudaCollectives* const collectives_;  // null: there is one rank
+  comm::CudaCollectives* const collectives_;   // null: there is one rank
+  comm::CudaExpertRanks* const expert_ranks_;  // null: there is one data rank
+  const checkpoint::Range own_experts_;
   const kernels::HyperConnectionConstants constants_;
   // What each rank has: of wo_a's output and of t in blocks of 128 columns; of a sub-layer's output
   // and of the logits.
@@ -726,36 +735,12 @@ class CudaModel final : public DeepSeekV4 {
   CudaGraphs graphs_{kMaxGraphs};
 };
 
-// What tensor ranks exchange as packets of two logits each, and what every rank has to send.
-Status CheckVocabulary(const config::ModelConfig& c, int num_ranks) {
-  if (c.vocab_size % 2 == 0 && c.vocab_size >= 64 * num_ranks) return OkStatus();
-  return BadModel(fmt::format("vocab_size is {}: {} tensor ranks run an even one of at least {}",
-                              c.vocab_size, num_ranks, 64 * num_ranks));
-}
-
 // What wo_b reads, of all tensor ranks.
 Result<int64_t> GroupedColumns(const checkpoint::TensorSource& source) {
   constexpr const char* kName = "layers.0.attn.wo_b.weight";
   const checkpoint::TensorInfo* const wo_b = source.Find(kName);
   if (wo_b == nullptr) return BadModel(fmt::format("the checkpoint has no tensor {}", kName));
   return wo_b->shape.back();
-}
-
-Status CheckSizes(const config::ModelConfig& c) {
-  const auto refuse = [](const char* name, int64_t value, const char* expected) {
-    return BadModel(fmt::format("{} is {}: the GPU kernels run {}", name, value, expected));
-  };
-  if (c.hc_mult != kernels::kNumStreams) return refuse("hc_mult", c.hc_mult, "4");
-  if (c.head_dim != 512) return refuse("head_dim", c.head_dim, "512");
-  if (c.rope_dim != 64) return refuse("qk_rope_head_dim", c.rope_dim, "64");
-  if (c.index_head_dim != 128) return refuse("index_head_dim", c.index_head_dim, "128");
-  if (c.sliding_window != 128) return refuse("sliding_window", c.sliding_window, "128");
-  if (c.index_num_heads > 64) return refuse("index_n_heads", c.index_num_heads, "at most 64");
-  if (c.num_heads > 128) return refuse("num_attention_heads", c.num_heads, "at most 128");
-  if (c.num_experts > kernels::kMaxExperts) {
-    return refuse("n_routed_experts", c.num_experts, "at most 512");
-  }
-  return OkStatus();
 }
 
 }  // namespace
@@ -766,19 +751,18 @@ Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig
                                                        bool dummy, const ModelLimits& limits,
                                                        device::Device& device,
                                                        const CudaModelOptions& options) {
-  RETURN_IF_ERROR(CheckSizes(config));
-  if (options.collectives != nullptr) {
-    RETURN_IF_ERROR(CheckVocabulary(config, options.collectives->size()));
-  }
+  RETURN_IF_ERROR(
+      CheckCudaSizes(config, options.collectives == nullptr ? 1 : options.collectives->size()));
   ASSIGN_OR_RETURN(const int64_t grouped_columns, GroupedColumns(source));
+  const int data_ranks = options.expert_ranks == nullptr ? 1 : options.expert_ranks->size();
   std::byte* const shared =
       options.collectives == nullptr ? nullptr : options.collectives->shared_memory();
   const int64_t workspace_bytes =
-      CudaWorkspaceBytes(config, limits) +
-      (shared == nullptr ? SharedWorkspaceBytes(config, limits, grouped_columns) : 0);
+      CudaWorkspaceBytes(config, limits, data_ranks) +
+      (shared == nullptr ? SharedWorkspaceBytes(config, limits, grouped_columns, data_ranks) : 0);
   ASSIGN_OR_RETURN(auto weights, MakeCudaWeights(config, source, dummy, workspace_bytes, device));
   ASSIGN_OR_RETURN(auto workspace,
-                   MakeCudaWorkspace(config, limits, grouped_columns, shared, device));
+                   MakeCudaWorkspace(config, limits, grouped_columns, shared, data_ranks, device));
   ASSIGN_OR_RETURN(const auto stream, device.MakeStream());
   for (const LayerKind kind : {LayerKind::kWindow, LayerKind::kC4}) {
     const std::vector<float> frequencies = kernels::RopeFrequencies(config, kind);
@@ -787,9 +771,13 @@ Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig
     RETURN_IF_ERROR(stream->Synchronize());
   }
   ASSIGN_OR_RETURN(auto uploader, StepUploader::Make(limits, config.index_topk, *workspace));
+  std::unique_ptr<CudaStages> stages;
+  if (options.rank.parallel.pipeline_parallel_size > 1) {
+    ASSIGN_OR_RETURN(stages, CudaStages::Make(options.rank));
+  }
   return std::unique_ptr<DeepSeekV4>(std::make_unique<CudaModel>(
       config, index_dtype, std::move(weights), limits, std::move(workspace), std::move(uploader),
-      grouped_columns, options));
+      std::move(stages), grouped_columns, options));
 }
 
 }  // namespace fathom::model

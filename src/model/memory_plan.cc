@@ -129,9 +129,12 @@ int64_t StepWorkspaceBytes(const Shard& shard, const ParallelConfig& parallel,
   const double inner = c.moe_intermediate_size;
   const double pairs = all_tokens * (c.num_experts_per_token + 1) + 8.0 * c.num_experts;
   const double experts = pairs * (hidden * (kFp8 + 2) + inner * kFp8);
-  const double gathered = data_ranks > 1 ? all_tokens * hidden * (kFp8 + 2) : 0;
+  // The tokens of all data ranks, and what comes back for its own: the shared expert's and pairs'.
+  const double returned = tokens * (c.num_experts_per_token + 1) * hidden * 2;
+  const double gathered = data_ranks > 1 ? all_tokens * hidden * kFp8 + returned : 0;
+  const int peers = std::max(tensor_ranks, data_ranks);
   const double packets =
-      tensor_ranks > 1 ? static_cast<double>(kernels::MakePeerLayout(tensor_ranks, 0).bytes) : 0;
+      peers > 1 ? static_cast<double>(kernels::MakePeerLayout(peers, 0).bytes) : 0;
   constexpr double kAttentionParts = 18.0 * (1 << 20);
   return static_cast<int64_t>(tokens * row + scores + experts + gathered + packets +
                               kAttentionParts);

@@ -67,9 +67,19 @@ struct ForwardBatch {
   // How many tokens each data rank runs in this step, its own (T) among them: ranks that run none
   // take part in what all do together. Empty: there is one data rank.
   std::span<const int32_t> data_rank_tokens = {};
+  // Each of them runs a step of decodes, or none. Otherwise experts run all tokens on a GPU as a
+  // prompt's.
+  bool data_ranks_decode = false;
   // Out: [num_layers, T, experts per token], ids ascending, there when the stream has been
   // synchronized; empty: not wanted.
   std::span<int32_t> expert_ids;
+
+  // Of the data rank that runs most.
+  int32_t most_tokens() const {
+    auto most = static_cast<int32_t>(token_ids.size());
+    for (const int32_t tokens : data_rank_tokens) most = tokens > most ? tokens : most;
+    return most;
+  }
 };
 
 // What a comparison with an oracle needs: the choices the model made. Expert ids and entries

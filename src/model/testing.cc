@@ -41,7 +41,9 @@ Result<std::unique_ptr<DeepSeekV4>> MakeModel(const config::ModelConfig& config,
                                               const CudaModelOptions& options,
                                               const ModelRank& rank) {
   if (device.kind() == device::DeviceKind::kCuda) {
-    return MakeDeepSeekV4Cuda(config, index_dtype, source, false, limits, device, options);
+    CudaModelOptions own = options;
+    own.rank = rank;
+    return MakeDeepSeekV4Cuda(config, index_dtype, source, false, limits, device, own);
   }
   ASSIGN_OR_RETURN(auto weights, LoadWeights(config, source, device));
   return MakeDeepSeekV4(config, numerics, index_dtype, std::move(weights), limits, device, rank);
@@ -97,7 +99,8 @@ TestSequence TestModel::Add(std::vector<int32_t> token_ids) {
 }
 
 void TestModel::Step(std::span<TestSequence* const> sequences, std::span<const int> counts,
-                     ChoiceRecorder* recorder, std::span<const int32_t> data_rank_tokens) {
+                     ChoiceRecorder* recorder, std::span<const int32_t> data_rank_tokens,
+                     bool data_ranks_decode) {
   std::vector<int32_t> ids, cu{0}, computed, blocks, pages, first_pages, slots, rows;
   for (size_t s = 0; s < sequences.size(); ++s) {
     const TestSequence& sequence = *sequences[s];
@@ -134,6 +137,7 @@ void TestModel::Step(std::span<TestSequence* const> sequences, std::span<const i
                            .state_slots = slots,
                            .logits_rows = rows,
                            .data_rank_tokens = data_rank_tokens,
+                           .data_ranks_decode = data_ranks_decode,
                            .expert_ids = expert_ids_};
   CHECK(model_
             ->Forward(batch, {blocks_.data(), pages_.data(), slots_.data()},

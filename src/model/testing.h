@@ -38,9 +38,11 @@ class TestModel {
 
   TestSequence Add(std::vector<int32_t> token_ids);
   // One step: the next counts[i] tokens of each sequence, appended to their logits (of the last
-  // stage's ranks; elsewhere they mean nothing). `data_rank_tokens`: as ForwardBatch's.
+  // stage's ranks; elsewhere they mean nothing). `data_rank_tokens`, `data_ranks_decode`: as
+  // ForwardBatch's.
   void Step(std::span<TestSequence* const> sequences, std::span<const int> counts,
-            ChoiceRecorder* recorder = nullptr, std::span<const int32_t> data_rank_tokens = {});
+            ChoiceRecorder* recorder = nullptr, std::span<const int32_t> data_rank_tokens = {},
+            bool data_ranks_decode = false);
   // From now on only the last token of each sequence's step has logits.
   void set_last_logits_only() { last_logits_only_ = true; }
   // Runs to the end in chunks of at most `chunk`.

@@ -41,6 +41,10 @@ struct ScheduledSequence {
   BlockTable block_table;  // covers num_computed_tokens + token_ids.size()
 
   bool is_pending() const { return token_ids.back() == kPendingToken; }
+  bool is_decode() const {
+    return sample && token_ids.size() == 1 &&
+           static_cast<size_t>(num_computed_tokens) >= request->prompt_token_ids.size();
+  }
   // Tokens of the output so far, a pending one included, when `sample` is set.
   size_t num_output_tokens() const {
     return static_cast<size_t>(num_computed_tokens) + token_ids.size() -
@@ -54,6 +58,7 @@ struct ScheduledBatch {
   KvTransfers transfers = {};
   // The tokens of each data rank in this step; empty: there is one.
   std::vector<int32_t> data_rank_tokens = {};
+  bool data_ranks_decode = false;  // all of them decode, or do nothing; false where there is one
   // A step may move memory only.
   bool empty() const { return sequences.empty() && transfers.empty(); }
   int num_tokens() const {
@@ -62,6 +67,20 @@ struct ScheduledBatch {
     return static_cast<int>(n);
   }
 };
+
+// Tells each of several data ranks of a step what all of them do.
+inline void TellDataRanks(std::span<ScheduledBatch> batches) {
+  std::vector<int32_t> num_tokens;
+  bool all_decode = true;
+  for (const ScheduledBatch& batch : batches) {
+    num_tokens.push_back(batch.num_tokens());
+    for (const ScheduledSequence& s : batch.sequences) all_decode = all_decode && s.is_decode();
+  }
+  for (ScheduledBatch& batch : batches) {
+    batch.data_rank_tokens = num_tokens;
+    batch.data_ranks_decode = all_decode;
+  }
+}
 
 struct SequenceResult {
   RequestId request_id = 0;

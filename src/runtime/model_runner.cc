@@ -149,6 +149,7 @@ Status ModelRunner::RunForward(const request::ScheduledBatch& batch, Step& step)
   if (!step.is_late) StartMasks(step);
   model::ForwardBatch view = device_batch_.View();
   view.data_rank_tokens = batch.data_rank_tokens;
+  view.data_ranks_decode = batch.data_ranks_decode;
   expert_ids_.resize(ReportsExperts(batch) ? view.token_ids.size() * NumExpertsPerRow() : 0);
   view.expert_ids = expert_ids_;
   if (device_sampler_ != nullptr) view.sampled = device_sampler_->token_ids();

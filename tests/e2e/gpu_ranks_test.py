@@ -1,13 +1,17 @@
-"""The built-in model on several GPUs has the bits of one, whatever carries what they exchange. Skipped without them."""
+"""The built-in model on several GPUs has the bits of one, in every layout and whatever carries what they exchange, in one
+process or in one for each. Skipped without them."""
 
+import os
 import shutil
+import signal
 import subprocess
 
 import pytest
 
 from http_client import HttpClient
+from launchers_test import SECRET, torchrun
 from ranks_test import PROMPTS
-from server_process import ServerProcess
+from server_process import BINARY, MODEL, ServerProcess, free_port
 
 
 def count_gpus() -> int:
@@ -16,21 +20,25 @@ def count_gpus() -> int:
     return subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.count("GPU ")
 
 
-def answers(folder, *flags: str) -> list[tuple[str, list[float]]]:
+def ask(port: int) -> list[tuple[str, list[float]]]:
     """Greedy, one at a time: on a GPU the last bits depend on how many run together."""
-    server = ServerProcess.serve(folder / "log.txt", "--device", "cuda", "--max-model-len", "4096", *flags)
-    http = HttpClient(server.port)
+    http = HttpClient(port)
     found = []
+    for prompt in PROMPTS:
+        answer = http.chat(messages=[{"role": "user", "content": prompt}], max_tokens=256, temperature=0,
+                           ignore_eos=True, logprobs=True)
+        assert answer.status == 200, answer.text
+        choice = answer.json["choices"][0]
+        found.append((choice["message"]["content"], [t["logprob"] for t in choice["logprobs"]["content"]]))
+    return found
+
+
+def answers(folder, *flags: str) -> list[tuple[str, list[float]]]:
+    server = ServerProcess.serve(folder / "log.txt", "--device", "cuda", "--max-model-len", "4096", *flags)
     try:
-        for prompt in PROMPTS:
-            answer = http.chat(messages=[{"role": "user", "content": prompt}], max_tokens=256, temperature=0,
-                               ignore_eos=True, logprobs=True)
-            assert answer.status == 200, answer.text
-            choice = answer.json["choices"][0]
-            found.append((choice["message"]["content"], [t["logprob"] for t in choice["logprobs"]["content"]]))
+        return ask(server.port)
     finally:
         assert server.stop() == 0
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +54,41 @@ def test_several_gpus_have_the_bits_of_one(num_gpus, flags, expected, tmp_path):
     if count_gpus() < num_gpus:
         pytest.skip(f"{num_gpus} GPUs are needed")
     assert answers(tmp_path, "--tensor-parallel-size", str(num_gpus), *flags) == expected
+
+
+@pytest.mark.parametrize("num_gpus,flags", [
+    (2, "--pipeline-parallel-size 2"), (2, "--data-parallel-size 2 --enable-expert-parallel"),
+    (4, "--data-parallel-size 4 --enable-expert-parallel"),
+    (4, "--pipeline-parallel-size 2 --tensor-parallel-size 2"),
+    (4, "--pipeline-parallel-size 2 --data-parallel-size 2 --enable-expert-parallel")])
+def test_every_layout_has_the_bits_of_one_gpu(num_gpus, flags, expected, tmp_path):
+    if count_gpus() < num_gpus:
+        pytest.skip(f"{num_gpus} GPUs are needed")
+    assert answers(tmp_path, *flags.split()) == expected
+
+
+@pytest.mark.parametrize("flags", ["--tensor-parallel-size 2", "--pipeline-parallel-size 2",
+                                   "--data-parallel-size 2 --enable-expert-parallel"])
+def test_a_process_for_each_gpu_has_the_bits_of_one_gpu(flags, expected, tmp_path):
+    port, meeting = free_port(), free_port()
+    command = [str(BINARY), "serve", str(MODEL), "--device", "cuda", "--max-model-len", "4096", "--port", str(port),
+               *flags.split()]
+    nodes = [ServerProcess(command, port, tmp_path / f"node{rank}.txt", {**SECRET, **torchrun(rank, meeting)})
+             for rank in range(2)]
+    try:
+        nodes[0].wait_until_ready(60)
+        assert ask(port) == expected
+        os.kill(nodes[0].process.pid, signal.SIGTERM)
+        assert [node.process.wait(30) for node in nodes] == [0, 0], nodes[1].log.read_text()
+    finally:
+        for node in nodes:
+            if node.process.poll() is None:
+                os.killpg(node.process.pid, signal.SIGKILL)
+
+
+def test_a_layout_that_gpus_do_not_run_is_one_line(expected):
+    del expected  # there are GPUs
+    for flags in ("--data-parallel-size 2", "--tensor-parallel-size 2 --enable-expert-parallel"):
+        done = subprocess.run([str(BINARY), "serve", str(MODEL), "--device", "cuda", *flags.split()],
+                              capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--device cpu" in done.stderr

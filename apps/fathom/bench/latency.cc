@@ -35,12 +35,13 @@ std::vector<Case> MakeCases(const StepBenchOptions& options) {
   return cases;
 }
 
-// Prompts in order, as many tokens a step as it may have. Every step has equal parts.
-std::vector<Chunk> PrefillChunks(const Case& c, int max_tokens) {
+// Prompts in order, as many tokens a step as each data rank may have. Every step has equal parts.
+std::vector<Chunk> PrefillChunks(const Case& c, int max_tokens, int num_data_ranks) {
   std::vector<Chunk> chunks;
   const int64_t cached = c.input_len - c.prefill_len;
   const auto seqs_per_step =
-      static_cast<int>(std::max<int64_t>(1, max_tokens / std::max<int64_t>(1, c.prefill_len)));
+      static_cast<int>(std::max<int64_t>(1, max_tokens / std::max<int64_t>(1, c.prefill_len))) *
+      num_data_ranks;
   for (int seq = 0; seq < c.batch_size && c.prefill_len > 0; seq += seqs_per_step) {
     const int seqs = std::min(seqs_per_step, c.batch_size - seq);
     for (int64_t done = 0; done < c.prefill_len; done += max_tokens) {
@@ -67,7 +68,8 @@ class CaseBench {
   CaseBench(StepBench& bench, const StepBenchOptions& options, const Case& c)
       : bench_(bench),
         options_(options),
-        chunks_(PrefillChunks(c, bench.session().limits.max_batched_tokens)),
+        chunks_(PrefillChunks(c, bench.session().limits.max_batched_tokens,
+                              bench.session().parallel.data_parallel_size)),
         num_decodes_(options.output_len - (chunks_.empty() ? 0 : 1)) {
     result_.of = c;
   }
@@ -78,7 +80,9 @@ class CaseBench {
       RETURN_IF_ERROR(Iterate(i >= 0));
     }
     if (!on_gpu()) return std::move(result_);
-    if (num_decodes_ > 0) RETURN_IF_ERROR(TimeDevice());
+    // Of stages, steps that follow each other would overlap.
+    const bool is_staged = bench_.session().parallel.pipeline_parallel_size > 1;
+    if (num_decodes_ > 0 && !is_staged) RETURN_IF_ERROR(TimeDevice());
     if (options_.profile) RETURN_IF_ERROR(Profile(merge_layer_kinds));
     return std::move(result_);
   }
@@ -202,10 +206,12 @@ Result<ModelSession> Open(const StepBenchOptions& options, const std::vector<Cas
   ModelOptions model = options.model;
   int64_t most_tokens = 1;
   model.max_num_seqs = 1;
+  const int data_ranks = model.parallel.data_parallel_size;
   for (const Case& c : cases) {
-    model.max_num_seqs = std::max(model.max_num_seqs, c.batch_size);
+    const int seqs = (c.batch_size + data_ranks - 1) / data_ranks;
+    model.max_num_seqs = std::max(model.max_num_seqs, seqs);
     model.max_model_len = std::max(model.max_model_len, c.input_len + options.output_len);
-    most_tokens = std::max(most_tokens, c.batch_size * c.prefill_len);
+    most_tokens = std::max(most_tokens, seqs * c.prefill_len);
   }
   model.max_num_batched_tokens =
       static_cast<int>(std::min<int64_t>(model.max_num_batched_tokens, most_tokens));

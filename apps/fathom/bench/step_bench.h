@@ -1,7 +1,8 @@
 // StepBench: steps of a model, prefill chunks and decodes, on KV pools of its own that nobody
 // computed: made-up contents on a GPU, zeros on a CPU. Every step runs on all ranks of the session,
-// tensor ranks of one process, each enqueued by a thread of its own; what is timed or counted is
-// the first's. Owned by a bench command; main thread. The session outlives it.
+// which are of one process, each enqueued by a thread of its own; operators are timed on the first.
+// Data ranks take sequences in turn. Owned by a bench command; main thread. The session outlives
+// it.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +24,12 @@ namespace fathom::app {
 using ExpertCounts = std::vector<int>;
 double MeanExperts(const ExpertCounts& counts);
 
-// The least that the first rank does: of the session's model, or of some of its layers.
+// The least that a rank of every stage does in a step of all sequences: of the session's model, or
+// of some of its layers.
 std::vector<model::ProductCost> CostsOfRank(const ModelSession& session,
                                             const config::ModelConfig& config,
                                             const kv_cache::KvLayout& layout,
-                                            const model::StepShape& shape);
+                                            model::StepShape shape);
 
 class StepBench {
  public:
@@ -47,12 +49,14 @@ class StepBench {
   Result<ExpertCounts> CountExperts(const model::StepShape& shape, int first_seq = 0);
 
   device::Stream& stream() { return *pools_.front().stream; }
+  // Of the whole model's layers.
   const kv_cache::KvLayout& layout() const { return layout_; }
   const ModelSession& session() const { return session_; }
 
  private:
   // Of one rank.
   struct Pools {
+    kv_cache::KvLayout layout;
     device::Buffer blocks, window_pages, state_slots, logits;
     std::unique_ptr<device::Stream> stream;
 
@@ -62,8 +66,10 @@ class StepBench {
   };
 
   explicit StepBench(const ModelSession& session);
-  Result<Pools> AllocatePools(device::Device& device, int num_seqs) const;
+  size_t num_data_ranks() const { return batches_.size(); }
+  Result<Pools> AllocatePools(const SessionRank& rank, int all_seqs) const;
   request::BlockTable Table(int seq, int64_t begin, int64_t end);
+  std::vector<model::ForwardBatch> Views();
   Status ForwardOn(size_t rank, const model::ForwardBatch& batch, model::ChoiceRecorder* recorder);
 
   const ModelSession& session_;
@@ -73,7 +79,10 @@ class StepBench {
   RankThreads threads_;
   // The window pages that each sequence holds: [seq][place] is the page's number, or -1.
   std::vector<std::vector<int64_t>> pages_;
-  runtime::DeviceBatch batch_;
+  // The step, of each data rank.
+  std::vector<runtime::DeviceBatch> batches_;
+  std::vector<int32_t> data_rank_tokens_;
+  bool is_decode_ = false;
   std::vector<int32_t> tokens_;  // of one sequence
 };
 

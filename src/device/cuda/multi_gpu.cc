@@ -27,6 +27,17 @@ PeerLink ProbePeerLink(int from, int to) {
   return error == cudaSuccess && atomics != 0 ? PeerLink::kNvlink : PeerLink::kPcie;
 }
 
+void ReachEachOther(std::span<const int> gpus) {
+  for (const int from : gpus) {
+    for (const int to : gpus) {
+      if (from == to || ProbePeerLink(from, to) == PeerLink::kNone) continue;
+      cudaSetDevice(from);
+      cudaDeviceEnablePeerAccess(to, 0);
+      (void)cudaGetLastError();  // it may have been so
+    }
+  }
+}
+
 void LoadKernelsEagerly() { setenv("CUDA_MODULE_LOADING", "EAGER", 1); }
 
 bool KernelsAreLoadedEagerly() {

@@ -14,6 +14,10 @@ int CountGpus();
 enum class PeerLink { kNone, kPcie, kNvlink };
 PeerLink ProbePeerLink(int from, int to);
 
+// Copies between these GPUs go from device to device where there is a link, and not through host
+// memory. Before any work is enqueued.
+void ReachEachOther(std::span<const int> gpus);
+
 // One line, such as "GPUs 0-3: NVLink between all" or "GPUs 0-3: NVLink 0-1 2-3, no peer access
 // 0-2 0-3 1-2 1-3". `probe`: ProbePeerLink.
 std::string DescribeTopology(std::span<const int> gpus,

@@ -46,10 +46,11 @@ constexpr int64_t MaxExpertTiles(int64_t num_tokens, int num_experts, int num_ch
 }
 // Likewise of the shared expert, which has all tokens; as many tiles as that makes.
 constexpr int SharedTileRows(int64_t num_tokens) { return 2 * ExpertTileRows(num_tokens); }
-constexpr int NumSharedTiles(int64_t num_tokens) {
-  return static_cast<int>((num_tokens + SharedTileRows(num_tokens) - 1) /
+constexpr int NumSharedTiles(int64_t num_shared_tokens, int64_t num_tokens) {
+  return static_cast<int>((num_shared_tokens + SharedTileRows(num_tokens) - 1) /
                           SharedTileRows(num_tokens));
 }
+constexpr int NumSharedTiles(int64_t num_tokens) { return NumSharedTiles(num_tokens, num_tokens); }
 // Counters of a step: of items, and for each tile, the shared expert's first.
 constexpr int64_t NumProgress(int64_t num_tokens, int num_experts, int num_chosen) {
   return 1 + NumSharedTiles(num_tokens) + MaxExpertTiles(num_tokens, num_experts, num_chosen);

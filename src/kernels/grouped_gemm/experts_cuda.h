@@ -43,6 +43,17 @@ struct CudaExpertParams {
   Fp8Tiles t;                  // [MaxPairRows, I]; LaunchGateUp: from its first column on
   __nv_bfloat16* y = nullptr;  // [MaxPairRows, H]
   int64_t y_stride = 0;        // from pair to pair
+  // Where the shared expert has other tokens than the routed ones: how many x holds, and its
+  // outputs. Only for more than kDirectTokens tokens.
+  int64_t num_shared_tokens = -1;     // -1: num_tokens
+  __nv_bfloat16* shared_y = nullptr;  // null: y
+
+  __host__ __device__ int64_t shared_tokens() const {
+    return num_shared_tokens < 0 ? num_tokens : num_shared_tokens;
+  }
+  __host__ __device__ __nv_bfloat16* outputs(bool of_shared) const {
+    return of_shared && shared_y != nullptr ? shared_y : y;
+  }
 };
 
 // Both products, of all rows.

@@ -36,7 +36,7 @@ struct ExpertWork {
     if (!shared) return p.plan.tiles[i];
     const int first = i * kLargeTokens;
     return {0, first / 8, first / 8,
-            static_cast<int>(min(int64_t{kLargeTokens}, p.num_tokens - first))};
+            static_cast<int>(min(int64_t{kLargeTokens}, p.shared_tokens() - first))};
   }
 
   // Row tiles `first` and `second` of matrices with `cols` columns, times x.
@@ -148,7 +148,7 @@ struct DownWork : ExpertWork {
       for (int half = 0; half < 2; ++half) {
         const int row = Row(i, half);
         const int64_t pair = int64_t{tokens.pair_group} * 8 + row;
-        __nv_bfloat16* y = p.y + pair * p.y_stride + row_block(index) * kLargeRows;
+        __nv_bfloat16* y = p.outputs(shared) + pair * p.y_stride + row_block(index) * kLargeRows;
         WriteBf16Row(d[i], 2 * half, row < tokens.num_rows ? y : nullptr);
       }
     }
@@ -156,7 +156,7 @@ struct DownWork : ExpertWork {
 };
 
 __device__ int NumTiles(const CudaExpertParams& p, bool shared) {
-  return shared ? static_cast<int>((p.num_tokens + kLargeTokens - 1) / kLargeTokens)
+  return shared ? static_cast<int>((p.shared_tokens() + kLargeTokens - 1) / kLargeTokens)
                 : *p.plan.num_tiles;
 }
 

@@ -115,7 +115,7 @@ class ExpertItems {
     if (index >= work_.shared_tiles) return tile_ = p_.plan.tiles[index - work_.shared_tiles];
     const int first = index * work_.shared_rows;
     return tile_ = {kSharedExpert, first / 8, first / 8,
-                    static_cast<int>(min(int64_t{work_.shared_rows}, p_.num_tokens - first))};
+                    static_cast<int>(min(int64_t{work_.shared_rows}, p_.shared_tokens() - first))};
   }
   __device__ ExpertItem Make(const ExpertTile& tile, const ExpertTiles& w, const std::byte* tiles,
                              const uint8_t* scales, int64_t rows, int64_t cols, int row_tile,
@@ -201,10 +201,11 @@ class ExpertWriter {
 
   __device__ void WriteOutputs(const ExpertItem& item, const typename Stream::Inbox& inbox) const {
     const int column = 4 * lane();
+    __nv_bfloat16* const y = p_.outputs(item.expert == kSharedExpert);
     for (int token = warp(); token < item.num_tokens; token += 2) {
       const float2 a = Stream::Sum(inbox, token, column), b = Stream::Sum(inbox, token, column + 2);
       const int64_t pair = int64_t{item.pair_group} * 8 + token;
-      *reinterpret_cast<uint2*>(p_.y + pair * p_.y_stride + item.part * 128 + column) = {
+      *reinterpret_cast<uint2*>(y + pair * p_.y_stride + item.part * 128 + column) = {
           PackBf16(a.x, a.y), PackBf16(b.x, b.y)};
     }
   }
@@ -316,15 +317,15 @@ void Run(const CudaExpertParams& p, bool gate_up, bool down, device::Stream& str
   using Stream = ExpertStream<kN, kStages>;
   static const int max_clusters = MaxClusters<kN, kStages>();
   const int items_of_tile = gate_up ? static_cast<int>(p.intermediate / 128) : 0;
-  Work work{
-      .gate_up = gate_up,
-      .down = down,
-      .shared_rows = SharedTileRows(p.num_tokens),
-      .shared_tiles = NumSharedTiles(p.num_tokens),
-      .max_tiles = static_cast<int>(NumSharedTiles(p.num_tokens) +
-                                    MaxExpertTiles(p.num_tokens, p.num_experts, p.num_chosen)),
-      .plan_is_early = p.num_tokens > kDirectTokens || !gate_up,
-      .deal = {}};
+  const int shared_tiles = NumSharedTiles(p.shared_tokens(), p.num_tokens);
+  Work work{.gate_up = gate_up,
+            .down = down,
+            .shared_rows = SharedTileRows(p.num_tokens),
+            .shared_tiles = shared_tiles,
+            .max_tiles = static_cast<int>(
+                shared_tiles + MaxExpertTiles(p.num_tokens, p.num_experts, p.num_chosen)),
+            .plan_is_early = p.num_tokens > kDirectTokens || !gate_up,
+            .deal = {}};
   work.deal = {.items_of_tile = items_of_tile,
                .num_shared = work.shared_tiles * items_of_tile,
                .num_clusters = max_clusters,

@@ -600,6 +600,7 @@ void Launch(const CudaMoeRouteParams& p, device::Stream& stream) {
   const RouteShape shape = MakeShape(p);
   LaunchKernel(RouteKernel, static_cast<unsigned>(shape.blocks), kRouteThreads, sizeof(RouteShared),
                stream, p, shape);
+  if (!p.plans) return;
   const int parts = p.num_tokens < kManyTokens ? kGatherWarps : 1;
   const auto items = static_cast<unsigned>(p.num_tokens * parts);
   LaunchKernel(GatherKernel, (items + kGatherWarps - 1) / kGatherWarps, kGatherWarps * 32, 0,

@@ -47,6 +47,8 @@ struct CudaMoeRouteParams {
   float scaling = 1;
   int32_t* expert_ids = nullptr;  // [num_tokens, k], ascending
   float* weights = nullptr;       // [num_tokens, k]
+  // Whether the experts run these tokens as they are. Otherwise the plan is scratch, and not made.
+  bool plans = true;
   ExpertPlan plan;
   int64_t hidden = 0;
   Fp8Tiles x;         // [num_tokens, hidden]

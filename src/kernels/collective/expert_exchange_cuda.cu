@@ -1,0 +1,257 @@
+// Blocks copy, and the last one to have done so tells the other ranks: it alone may wait for them.
+#include <algorithm>
+
+#include "base/check.h"
+#include "kernels/collective/expert_exchange_cuda.h"
+#include "kernels/collective/packets.cuh"
+#include "kernels/launch.cuh"
+#include "kernels/moe_route/moe_route_cuda.h"
+
+namespace fathom::kernels {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kBlocks = 264;
+constexpr int kPlanThreads = 1024;
+
+enum Kind : int { kTokens, kOutputs };
+
+template <typename U>
+__device__ U* At(const ExpertExchange& e, int rank, int64_t offset) {
+  const PeerView& peers = e.exchange.peers;
+  return reinterpret_cast<U*>(peers.memory[rank] + peers.layout.shared_offset + offset);
+}
+
+__device__ uint64_t* Flag(const ExpertExchange& e, int to, int from, Kind kind) {
+  return At<uint64_t>(e, to, e.layout.flags_offset) + kind * e.exchange.peers.size + from;
+}
+
+// By all threads of every block, after its writes: the last block raises this rank's flags. True
+// for that block.
+__device__ bool TellAll(const ExpertExchange& e, uint64_t number, Kind kind) {
+  __shared__ bool is_last;
+  const PeerView& peers = e.exchange.peers;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence_system();
+    uint32_t* const counter = At<uint32_t>(e, peers.rank, e.layout.counters_offset) + kind;
+    is_last = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
+    __threadfence_system();
+  }
+  __syncthreads();
+  const int to = static_cast<int>(threadIdx.x);
+  if (is_last && to < peers.size && to != peers.rank) {
+    RaiseFlag(Flag(e, to, peers.rank, kind), number);
+  }
+  return is_last;
+}
+
+// By all threads of a block; what the others wrote is there then, past the first-level cache.
+__device__ void HearAll(const ExpertExchange& e, uint64_t number, Kind kind) {
+  const PeerView& peers = e.exchange.peers;
+  const int from = static_cast<int>(threadIdx.x);
+  if (from < peers.size && from != peers.rank) {
+    AwaitFlag(peers, Flag(e, peers.rank, from, kind), number, from);
+  }
+  __syncthreads();
+}
+
+__global__ void __launch_bounds__(kThreads)
+    SendTokensKernel(const __grid_constant__ CudaSendTokensParams p) {
+  const ExpertExchange& e = p.to;
+  const PeerView& peers = e.exchange.peers;
+  const uint64_t number = ExchangeNumber(e.exchange);
+  WaitForPredecessor();
+  AllowSuccessor();
+  const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t stride = int64_t{gridDim.x} * kThreads;
+  const int64_t col_blocks = e.layout.hidden / 128;
+  const int64_t groups = (p.num_tokens + 7) / 8, all_groups = peers.size * e.slots / 8;
+  const int64_t own_group = peers.rank * e.slots / 8;
+  // 66 words of 16 bytes a tile: its codes, and the scales of its eight tokens.
+  constexpr int64_t kWords = kTileBytes / 16 + 2;
+  for (int64_t i = first; i < groups * col_blocks * kWords; i += stride) {
+    const int64_t word = i % kWords, group = i / kWords % groups, block = i / kWords / groups;
+    const int64_t from = block * p.x.row_groups + group;
+    const int64_t to = block * all_groups + own_group + group;
+    const bool is_scale = word >= kTileBytes / 16;
+    const uint4 value =
+        is_scale ? reinterpret_cast<const uint4*>(p.x.scales + from * 8)[word - kTileBytes / 16]
+                 : reinterpret_cast<const uint4*>(p.x.codes + from * kTileBytes)[word];
+    for (int rank = 0; rank < peers.size; ++rank) {
+      if (is_scale) {
+        reinterpret_cast<uint4*>(At<float>(e, rank, e.layout.scales_offset) +
+                                 to * 8)[word - kTileBytes / 16] = value;
+      } else {
+        At<uint4>(e, rank, e.layout.codes_offset + to * kTileBytes)[word] = value;
+      }
+    }
+  }
+  const int k = e.layout.num_chosen;
+  for (int64_t i = first; i < e.slots * k; i += stride) {
+    const bool is_token = i / k < p.num_tokens && p.token_seq[i / k] >= 0;
+    const int32_t id = is_token ? p.expert_ids[i] : -1;
+    const float weight = is_token ? p.weights[i] : 0.0f;
+    const int64_t place = peers.rank * e.slots * k + i;
+    for (int rank = 0; rank < peers.size; ++rank) {
+      At<int32_t>(e, rank, e.layout.ids_offset)[place] = id;
+      At<float>(e, rank, e.layout.weights_offset)[place] = weight;
+    }
+  }
+  TellAll(e, number, kTokens);
+}
+
+// The sum of values before this lane's; `total` of all.
+__device__ int ExclusiveSum(int value, int& total) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  int sum = value;
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int other = __shfl_up_sync(0xffffffffu, sum, offset);
+    if (lane >= offset) sum += other;
+  }
+  total = __shfl_sync(0xffffffffu, sum, 31);
+  return sum - value;
+}
+
+// One block.
+__global__ void __launch_bounds__(kPlanThreads)
+    PlanOwnExpertsKernel(const __grid_constant__ CudaTakeTokensParams p, int tile_rows) {
+  __shared__ int count[kMaxExperts], first_row[kMaxExperts], cursor[kMaxExperts], num_tiles;
+  const ExpertExchange& x = p.from;
+  const PeerView& peers = x.exchange.peers;
+  const uint64_t number = ExchangeNumber(x.exchange);
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int e = thread; e < p.num_experts; e += kPlanThreads) count[e] = cursor[e] = 0;
+  WaitForPredecessor();
+  HearAll(x, number, kTokens);
+  AllowSuccessor();
+  const int32_t* const ids = At<int32_t>(x, peers.rank, x.layout.ids_offset);
+  const float* const weights = At<float>(x, peers.rank, x.layout.weights_offset);
+  const int64_t num_pairs = peers.size * x.slots * x.layout.num_chosen;
+  const auto expert = [&](int64_t i) {
+    const int e = __ldcg(ids + i) - p.first_expert;
+    return e >= 0 && e < p.num_experts ? e : -1;
+  };
+  for (int64_t i = thread; i < num_pairs; i += kPlanThreads) {
+    if (const int e = expert(i); e >= 0) atomicAdd(&count[e], 1);
+  }
+  __syncthreads();
+  if (thread < 32) {
+    int groups = static_cast<int>(p.first_group), tiles = 0;
+    for (int base = 0; base < p.num_experts; base += 32) {
+      const int e = base + thread, n = e < p.num_experts ? count[e] : 0;
+      int all_groups, all_tiles;
+      const int group = groups + ExclusiveSum((n + 7) / 8, all_groups);
+      const int first = tiles + ExclusiveSum((n + tile_rows - 1) / tile_rows, all_tiles);
+      groups += all_groups;
+      tiles += all_tiles;
+      if (e >= p.num_experts) continue;
+      first_row[e] = group * 8;
+      for (int i = 0; i * tile_rows < n; ++i) {
+        const int at = group + i * tile_rows / 8;
+        p.plan.tiles[first + i] = {e, at, at, min(tile_rows, n - i * tile_rows)};
+      }
+    }
+    if (thread == 0) *p.plan.num_tiles = num_tiles = tiles;
+  }
+  __syncthreads();
+  const int64_t num_tokens = peers.size * x.slots;
+  const int num_progress = 1 + NumSharedTiles(x.slots, num_tokens) + num_tiles;
+  for (int i = thread; i < num_progress; i += kPlanThreads) p.plan.progress[i] = 0;
+  for (int64_t i = thread; i < num_pairs; i += kPlanThreads) {
+    const int e = expert(i);
+    const int row = e < 0 ? -1 : first_row[e] + atomicAdd(&cursor[e], 1);
+    p.plan.pair_of[i] = row;
+    if (row >= 0) p.plan.pair_weight[row] = __ldcg(weights + i);
+  }
+}
+
+// One warp a pair: its token's activations to its row.
+__global__ void __launch_bounds__(kThreads)
+    GatherTokensKernel(const __grid_constant__ CudaTakeTokensParams p) {
+  const ExpertExchange& x = p.from;
+  const PeerView& peers = x.exchange.peers;
+  WaitForPredecessor();
+  AllowSuccessor();
+  const int64_t pair = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32, k = x.layout.num_chosen;
+  const int64_t row_groups = peers.size * x.slots / 8;
+  if (pair >= row_groups * 8 * k) return;
+  const int64_t row = p.plan.pair_of[pair], token = pair / k;
+  if (row < 0) return;
+  const auto* const codes = At<uint8_t>(x, peers.rank, x.layout.codes_offset);
+  const float* const scales = At<float>(x, peers.rank, x.layout.scales_offset);
+  for (int64_t column = lane * 16; column < x.layout.hidden; column += 512) {
+    *reinterpret_cast<uint4*>(p.gathered.codes +
+                              Fp8TileOffset(row, column, p.gathered.row_groups)) =
+        __ldcg(reinterpret_cast<const uint4*>(codes + Fp8TileOffset(token, column, row_groups)));
+  }
+  for (int64_t block = lane; block < x.layout.hidden / 128; block += 32) {
+    p.gathered.scales[block * p.gathered.row_groups * 8 + row] =
+        __ldcg(scales + block * row_groups * 8 + token);
+  }
+}
+
+// One warp a pair.
+__global__ void __launch_bounds__(kThreads)
+    ReturnOutputsKernel(const __grid_constant__ CudaReturnOutputsParams p) {
+  const ExpertExchange& e = p.to;
+  const PeerView& peers = e.exchange.peers;
+  const uint64_t number = ExchangeNumber(e.exchange);
+  WaitForPredecessor();
+  AllowSuccessor();
+  const int lane = static_cast<int>(threadIdx.x) % 32, k = e.layout.num_chosen;
+  const int64_t num_pairs = peers.size * e.slots * k, words = e.layout.hidden / 8;
+  for (int64_t pair = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; pair < num_pairs;
+       pair += int64_t{gridDim.x} * kWarps) {
+    const int64_t row = p.pair_of[pair];
+    if (row < 0) continue;
+    const int64_t to = pair / k / e.slots, place = pair - to * e.slots * k;
+    const auto* const from = reinterpret_cast<const uint4*>(p.y + row * e.layout.hidden);
+    auto* const out = At<uint4>(e, static_cast<int>(to), e.layout.outputs_offset) +
+                      (e.layout.shared_rows() + place) * words;
+#pragma unroll 8
+    for (int64_t i = lane; i < words; i += 32) out[i] = from[i];
+  }
+  if (TellAll(e, number, kOutputs)) HearAll(e, number, kOutputs);
+}
+
+unsigned NumBlocks(int64_t work, int64_t of_block) {
+  return static_cast<unsigned>(std::clamp<int64_t>((work + of_block - 1) / of_block, 1, kBlocks));
+}
+
+void CheckExchange(const ExpertExchange& e) {
+  CHECK_EQ(e.layout.hidden % 128, 0);
+  CHECK(e.slots % 8 == 0 && e.slots > 0 && e.slots <= e.layout.max_slots);
+}
+
+}  // namespace
+
+void Launch(const CudaSendTokensParams& p, device::Stream& stream) {
+  CheckExchange(p.to);
+  CHECK_LE(p.num_tokens, p.to.slots);
+  const int64_t words = (p.num_tokens + 7) / 8 * (p.to.layout.hidden / 128) * 66;
+  LaunchKernel(SendTokensKernel, NumBlocks(words, kThreads), kThreads, 0, stream, p);
+}
+
+void Launch(const CudaTakeTokensParams& p, device::Stream& stream) {
+  CheckExchange(p.from);
+  CHECK_LE(p.num_experts, kMaxExperts);
+  const int64_t tokens = p.from.exchange.peers.size * p.from.slots;
+  const int tile_rows = p.prefill || tokens >= kLargeExpertTokens
+                            ? LargeExpertTileRows(tokens, p.num_experts, p.from.layout.num_chosen)
+                            : ExpertTileRows(tokens);
+  LaunchKernel(PlanOwnExpertsKernel, 1, kPlanThreads, 0, stream, p, tile_rows);
+  const int64_t pairs = tokens * p.from.layout.num_chosen;
+  LaunchKernel(GatherTokensKernel, static_cast<unsigned>((pairs + kWarps - 1) / kWarps), kThreads,
+               0, stream, p);
+}
+
+void Launch(const CudaReturnOutputsParams& p, device::Stream& stream) {
+  CheckExchange(p.to);
+  const int64_t pairs = p.to.exchange.peers.size * p.to.slots * p.to.layout.num_chosen;
+  LaunchKernel(ReturnOutputsKernel, NumBlocks(pairs, kWarps), kThreads, 0, stream, p);
+}
+
+}  // namespace fathom::kernels

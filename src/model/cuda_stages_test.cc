@@ -1,0 +1,121 @@
+// The built-in model in pipeline stages, on as many GPUs as there are, against the model on one:
+// the same bits, in prompts and in decodes that are graphs.
+#include "model/cuda_stages.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "comm/memory_transport.h"
+#include "comm/transport.h"
+#include "device/cuda/multi_gpu.h"
+#include "model/testing.h"
+
+namespace fathom::model {
+namespace {
+
+constexpr int kMaxSeqs = 8, kMaxLength = 400;
+
+// Ranks that are not of one process.
+class FarTransport final : public comm::Transport {
+ public:
+  explicit FarTransport(comm::Transport& near) : near_(near) {}
+  int rank() const override { return near_.rank(); }
+  int size() const override { return near_.size(); }
+  bool SharesMemoryWith(int) const override { return false; }
+  Status Exchange(std::span<const comm::Outgoing> outgoing,
+                  std::span<const comm::Incoming> incoming) override {
+    return near_.Exchange(outgoing, incoming);
+  }
+  void Abort(const Status& reason) override { near_.Abort(reason); }
+
+ private:
+  comm::Transport& near_;
+};
+
+struct Stages {
+  int count;
+  bool is_one_process;
+};
+
+class CudaStagesTest : public testing::TestWithParam<Stages> {
+ protected:
+  void SetUp() override {
+    const int num_gpus = device::CountGpus();
+    if (num_gpus == 0) GTEST_SKIP() << "no GPU";
+    const std::string folder = std::string(FATHOM_MODELS) + "/fathom-tiny";
+    config_ = checkpoint::LoadModelConfig(folder).value();
+    checkpoint_ = std::move(checkpoint::OpenCheckpoint(folder, config_).value());
+    const int count = GetParam().count;
+    near_ = comm::MakeMemoryTransports(count, std::chrono::seconds(20));
+    for (const auto& transport : near_) {
+      far_.push_back(std::make_unique<FarTransport>(*transport));
+    }
+    alone_ = Make(0, {});
+    const config::ParallelConfig parallel{.pipeline_parallel_size = count};
+    for (int r = 0; r < count; ++r) {
+      const auto i = static_cast<size_t>(r);
+      comm::Transport* const transport = GetParam().is_one_process ? near_[i].get() : far_[i].get();
+      stages_.push_back(Make(r % num_gpus, {parallel, PlaceOf(parallel, r), transport}));
+    }
+  }
+
+  std::unique_ptr<TestModel> Make(int gpu, const ModelRank& rank) const {
+    return std::make_unique<TestModel>(config_, config::Numerics::kOfficial, 4, kMaxSeqs,
+                                       kMaxLength, kv_cache::IndexKeyDType::kFp4, checkpoint_.get(),
+                                       std::move(device::MakeCudaDevice(gpu).value()),
+                                       CudaModelOptions{}, rank);
+  }
+
+  // Prompts in chunks, then decodes of all of them together.
+  static std::vector<std::vector<float>> Run(TestModel& model) {
+    std::vector<TestSequence> sequences;
+    for (int i = 0; i < kMaxSeqs; ++i) {
+      const int length = 30 + 40 * i, prompt = length - 12;
+      TestSequence& s = sequences.emplace_back(
+          model.Add(RandomTokens(model.config(), length, static_cast<uint32_t>(i))));
+      while (s.num_computed < prompt) {
+        TestSequence* const one[] = {&s};
+        const int count[] = {std::min(133, prompt - s.num_computed)};
+        model.Step(one, count);
+      }
+    }
+    std::vector<TestSequence*> all;
+    for (TestSequence& s : sequences) all.push_back(&s);
+    const std::vector<int> one(all.size(), 1);
+    for (int i = 0; i < 12; ++i) model.Step(all, one);
+    std::vector<std::vector<float>> logits;
+    for (TestSequence& s : sequences) {
+      for (auto& row : s.logits) logits.push_back(std::move(row));
+    }
+    return logits;
+  }
+
+  config::ModelConfig config_;
+  std::unique_ptr<checkpoint::TensorSource> checkpoint_;
+  std::vector<std::unique_ptr<comm::Transport>> near_, far_;
+  std::unique_ptr<TestModel> alone_;
+  std::vector<std::unique_ptr<TestModel>> stages_;
+};
+
+TEST_P(CudaStagesTest, HaveTheBitsOfOneGpu) {
+  const auto expected = Run(*alone_);
+  std::vector<std::vector<std::vector<float>>> actual(stages_.size());
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < stages_.size(); ++r) {
+    threads.emplace_back([&, r] { actual[r] = Run(*stages_[r]); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  ASSERT_EQ(actual.back().size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(actual.back()[i], expected[i]) << i;
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, CudaStagesTest,
+                         testing::Values(Stages{2, true}, Stages{4, true}, Stages{3, false}),
+                         [](const auto& stages) {
+                           return std::to_string(stages.param.count) +
+                                  (stages.param.is_one_process ? "" : "OfSeveralProcesses");
+                         });
+
+}  // namespace
+}  // namespace fathom::model
