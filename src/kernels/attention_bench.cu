@@ -1,7 +1,7 @@
 // Time of the attention kernels at the real shapes of V4 Flash and Pro, one layer of each kind, and
 // their share of what the memory (4.55 TB/s) or the tensor cores (785 TFLOP/s BF16, 1,320 FP8)
 // could do, whichever bounds them. Launches are timed in a graph of 16 layers, so that caches do
-// not hold the keys. `attention_bench [decode|prefill|long]`; all otherwise.
+// not hold the keys. `attention_bench [decode|prefill|ranks|long]`; all otherwise.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -107,6 +107,8 @@ struct Model {
   int num_heads, q_lora_rank, topk;
 };
 constexpr Model kFlash{"Flash", 64, 1024, 512}, kPro{"Pro", 128, 1536, 1024};
+// A tensor rank's, of 2 and of 4.
+constexpr Model kFlashHalf{"Half", 32, 1024, 512}, kFlashQuarter{"Quarter", 16, 1024, 512};
 
 struct Step {
   int num_seqs, tokens_per_seq, num_computed;
@@ -155,7 +157,7 @@ class Layer {
            bench_.Array<float>(rows_ * p.q_lora_rank / 128), rows_ / 8};
     p.kv_stride = 512, p.kv = bench_.Array<__nv_bfloat16>(int64_t{tokens_} * 512);
     p.kv_norm = bench_.Array<__nv_bfloat16>(512);
-    p.fresh = bench_.Array<__nv_bfloat16>(int64_t{tokens_} * 512);
+    p.fresh = bench_.Array<uint8_t>(int64_t{tokens_} * 1024);
     p.ratio = ratio;
     const int width = ratio == 4 ? 1024 : 512;
     p.main.row_stride = 2 * width;
@@ -219,7 +221,7 @@ class Layer {
     p.batch = batch_, p.num_heads = model_.num_heads, p.norm_eps = 1e-6f, p.angles = angles_;
     p.q = bench_.Array<__nv_bfloat16>(int64_t{tokens_} * p.num_heads * 512, 0xbfffbfff);
     p.sink = bench_.Array<float>(p.num_heads);
-    p.fresh = bench_.Array<__nv_bfloat16>(int64_t{tokens_} * 512, 0xbfffbfff);
+    p.fresh = bench_.Array<uint8_t>(int64_t{tokens_} * 1024);
     p.ratio = ratio, p.topk = model_.topk;
     std::vector<int32_t> selected;
     double keys = 0;
@@ -297,9 +299,18 @@ int Run(const char* what) {
     return std::strcmp(what, "all") == 0 || std::strcmp(what, name) == 0;
   };
   if (chosen("decode")) {
-    for (const int seqs : {1, 8, 32, 128}) all(kFlash, {seqs, 1, 4096});
+    for (const int seqs : {1, 2, 4, 8, 16, 32, 64, 128}) all(kFlash, {seqs, 1, 4096});
     for (const int context : {131072, 1048000}) all(kFlash, {1, 1, context});
     for (const int seqs : {1, 32}) all(kPro, {seqs, 1, 4096});
+  }
+  if (chosen("ranks")) {
+    for (const Model& model : {kFlashHalf, kFlashQuarter}) {
+      for (const Step& step : {Step{1, 8192, 0}, Step{1, 1, 4096}, Step{64, 1, 4096}}) {
+        Layer layer(bench, model, step);
+        for (const int ratio : {0, 4, 128}) layer.Attend(ratio);
+        bench.Free();
+      }
+    }
   }
   if (chosen("long")) all(kFlash, {1, 8192, 253952});
   if (chosen("prefill")) {

@@ -124,14 +124,15 @@ class TestBatch {
 };
 
 // Random KV entries in every slot of one layer.
-inline void FillEntries(const PagedEntries& entries, int num_pages, uint32_t seed) {
+inline void FillEntries(const PagedEntries& entries, int num_pages, uint32_t seed,
+                        float scale = 1) {
   std::mt19937 random(seed);
   std::vector<float> values(512);
   const auto noise = RandomFloats(1 << 16, seed);
   for (int page = 0; page < num_pages; ++page) {
     for (int e = 0; e < entries.entries_per_page; ++e) {
       const size_t start = random() % (noise.size() - 512);
-      for (size_t i = 0; i < 512; ++i) values[i] = RoundToBFloat16(noise[start + i]);
+      for (size_t i = 0; i < 512; ++i) values[i] = RoundToBFloat16(scale * noise[start + i]);
       StoreKvEntry<BFloat16>(values.data(), 512, 64, entries.At(page, e));
     }
   }

@@ -438,7 +438,7 @@ class CudaModel final : public DeepSeekV4 {
                                                .norm_eps = constants_.norm_eps,
                                                .angles = angles,
                                                .sink = w.sink,
-                                               .fresh = ws_->kv,
+                                               .fresh = reinterpret_cast<uint8_t*>(ws_->kv),
                                                .pages = pages,
                                                .ratio = kind == LayerKind::kWindow ? 0
                                                         : c4                       ? 4
@@ -466,7 +466,7 @@ class CudaModel final : public DeepSeekV4 {
                                            .kv = ws_->kv,
                                            .kv_stride = c_.head_dim,
                                            .kv_norm = w.kv_norm,
-                                           .fresh = ws_->kv,
+                                           .fresh = reinterpret_cast<uint8_t*>(ws_->kv),
                                            .pages = pages,
                                            .ratio = kind == LayerKind::kWindow ? 0
                                                     : c4                       ? 4

@@ -90,8 +90,10 @@ __device__ void KvRow(const CudaAttentionPrologueParams& p, int token, float* su
     x = RotatePair(x, reinterpret_cast<const float2*>(angles)[i - kNumFp8 / 2]);
     x = {RoundBf16(x.x), RoundBf16(x.y)};
   }
-  x = StoreKvPair(x, i, entry);
-  reinterpret_cast<uint32_t*>(p.fresh + int64_t{token} * kHeadDim)[i] = PackBf16(x.x, x.y);
+  const KvPair pair = EncodeKvPair(x, i);
+  uint8_t* fresh = p.fresh + int64_t{token} * kFreshRowBytes;
+  StoreKvPair(pair, i, {fresh, fresh + kKvDataBytes});
+  if (entry.data != nullptr) StoreKvPair(pair, i, entry);
 }
 
 template <int kRatio>

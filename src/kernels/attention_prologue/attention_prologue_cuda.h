@@ -1,8 +1,8 @@
 // Everything between the first weight products of a layer's attention and its scores, in one launch
 // (CUDA, official numerics: head_dim 512, rotary 64, window 128):
 //   Queries: q_norm of qr, FP8 per 128, into tiles for wq_b and the index queries' product.
-//   Window: kv_norm, rope, FP8 per 64 (fresh = the rounded values), the rows a later step can reach
-//     into the window pages: WindowStore of sparse_attention.h.
+//   Window: kv_norm, rope, FP8 per 64: every entry into fresh, those a later step can reach into
+//     the window pages: WindowStore of sparse_attention.h.
 //   Compressors: the entries that the step completes into the block pool, and the state brought up
 //     to date: compressor.h, ratio 128 within rounding.
 // Which entries are complete is found on the device, from the batch: a captured graph can be
@@ -50,7 +50,7 @@ struct CudaAttentionPrologueParams {
   const __nv_bfloat16* kv = nullptr;  // [num_tokens, 512], rows kv_stride apart
   int64_t kv_stride = 0;
   const __nv_bfloat16* kv_norm = nullptr;
-  __nv_bfloat16* fresh = nullptr;  // [num_tokens, 512]; may be kv
+  uint8_t* fresh = nullptr;  // [num_tokens] entries, rows of 1024 bytes; may be kv
   PagedEntries pages;
 
   int ratio = 0;  // 0: no compressor; 4: main and index; 128: main

@@ -130,7 +130,7 @@ class AttentionPrologueCudaTest : public CudaTest {
     p.kv_stride = 512;
     p.kv_norm = reinterpret_cast<const __nv_bfloat16*>(put(kv_norm_));
     auto* fresh = poison((tokens + padding) * 1024);
-    p.fresh = reinterpret_cast<__nv_bfloat16*>(fresh);
+    p.fresh = reinterpret_cast<uint8_t*>(fresh);
     p.pages = TestPools::Window(gpu_pages_.data());
     p.ratio = ratio_;
     if (ratio_ != 0) {
@@ -178,6 +178,7 @@ class AttentionPrologueCudaTest : public CudaTest {
                                 .rope_dim = 64,
                                 .angles = cpu_angles.data()},
            *cpu_stream_);
+    const std::vector<uint8_t> fresh = FreshRows(in.kv, tokens);
     Launch(WindowStoreParams<BFloat16>{.batch = view,
                                        .kv = in.kv.data(),
                                        .head_dim = 512,
@@ -199,9 +200,7 @@ class AttentionPrologueCudaTest : public CudaTest {
       }
     }
     EXPECT_LE(different * 500, static_cast<size_t>(tokens * kRank)) << "query codes";
-    ExpectSame({reinterpret_cast<const uint8_t*>(in.kv.data()),
-                reinterpret_cast<const uint8_t*>(in.kv.data()) + tokens * 1024},
-               gpu.fresh, "fresh");
+    ExpectSame(fresh, gpu.fresh, "fresh");
     ExpectSame(cpu_side_.pages, Download<uint8_t>(gpu_pages_), "window pages");
     ExpectSame(cpu_side_.blocks, Download<uint8_t>(gpu_blocks_), "blocks");
     ExpectSameState(Download<float>(gpu_states_));
@@ -252,6 +251,18 @@ class AttentionPrologueCudaTest : public CudaTest {
                                    .y_stride = size,
                                    .eps = 1e-6f},
            *cpu_stream_);
+  }
+
+  // The entries of all rows of kv, as the step's own.
+  static std::vector<uint8_t> FreshRows(const std::vector<BFloat16>& kv, int64_t tokens) {
+    std::vector<uint8_t> rows(static_cast<size_t>(tokens * 1024), 0xff);
+    for (int64_t t = 0; t < tokens; ++t) {
+      float values[512];
+      for (int64_t i = 0; i < 512; ++i) values[i] = ToFloat(kv[static_cast<size_t>(t * 512 + i)]);
+      auto* row = reinterpret_cast<std::byte*>(rows.data() + t * 1024);
+      StoreKvEntry<BFloat16>(values, 512, 64, {row, row + 576});
+    }
+    return rows;
   }
 
   std::vector<uint8_t> Bytes(const std::byte* data, int64_t bytes) {

@@ -203,7 +203,7 @@ __device__ void FinishEntry(const CudaAttentionPrologueParams& p, const CudaComp
       p.batch.block_tables[int64_t{seq} * p.batch.max_blocks + j / cache.entries_per_page];
   const DeviceEntry entry = EntryAt(cache, block, j % cache.entries_per_page);
   if constexpr (kDim == kHeadDim) {
-    StoreKvPair(x, i, entry);
+    StoreKvPair(EncodeKvPair(x, i), i, entry);
   } else {
     if (active) reinterpret_cast<float2*>(shared.key)[i] = x;
     __syncthreads();

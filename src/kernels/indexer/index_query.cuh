@@ -1,5 +1,5 @@
-// One index query head: rope, Hadamard, the index cache's rounding, and its weight, by one warp
-// whose lane l holds values 4 * l .. 4 * l + 3. Device code only.
+// Index query heads: rope, Hadamard, the index cache's rounding, and their weights, by one warp for
+// four heads: lane l holds values 16 * (l % 8) .. of head l / 8. Device code only.
 #pragma once
 
 #include "kernels/indexer/index_vector.cuh"
@@ -33,75 +33,99 @@ __device__ __forceinline__ float RoundToFp4(float x) {
   return fminf(__fsub_rn(__fadd_rn(x, shift), shift), 6.0f);
 }
 
-// The values of lane l: 4 * l .. 4 * l + 3. Quantizes them as the keys are, as FP8 codes of one
-// scale; returns that scale.
-__device__ inline float QuantizeQuery(const float (&x)[4], config::IndexKeyDType dtype,
-                                      uint32_t& codes) {
-  const float max = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
-  float v[4];
+inline constexpr int kQueryHeads = 4, kQueryLanes = 8;        // of a warp; of a head
+inline constexpr int kQueryValues = kIndexDim / kQueryLanes;  // of a lane
+
+// Quantizes the lane's values as the keys are, as FP8 codes of one scale a head; returns the scale.
+__device__ __forceinline__ float QuantizeQuery(float (&x)[kQueryValues],
+                                               config::IndexKeyDType dtype, uint4& codes) {
+  float most = 0;
+#pragma unroll
+  for (const float v : x) most = fmaxf(most, fabsf(v));
   float scale;
   if (dtype == config::IndexKeyDType::kFp4) {
-    const uint32_t block = Fp4Scale(WarpMax<8>(max));
-    const uint32_t top = __reduce_max_sync(0xffffffffu, block);
+    const uint32_t block = Fp4Scale(WarpMax<2>(most));
+    uint32_t top = max(block, __shfl_xor_sync(0xffffffffu, block, 2));
+    top = max(top, __shfl_xor_sync(0xffffffffu, top, 4));
     const float inverse = Ue8m0Inverse(block);
     const float fold = Ue8m0Value(127 + kFoldTop - min(top - block, 126u));
 #pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = copysignf(RoundToFp4(fabsf(x[i]) * inverse) * fold, x[i]);
+    for (float& v : x) v = copysignf(RoundToFp4(fabsf(v) * inverse) * fold, v);
     scale = Ue8m0Value(top) * (1.0f / (1 << kFoldTop));
   } else {
-    const uint32_t block = Fp8Scale(WarpMax(max));
+    const uint32_t block = Fp8Scale(WarpMax<kQueryLanes>(most));
     const float inverse = Ue8m0Inverse(block);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = x[i] * inverse;
+    for (float& v : x) v *= inverse;
     scale = Ue8m0Value(block);
   }
-  codes = Fp8Codes(v[0], v[1]) | Fp8Codes(v[2], v[3]) << 16;
+  const auto four = [&](int i) {
+    return Fp8Codes(x[i], x[i + 1]) | Fp8Codes(x[i + 2], x[i + 3]) << 16;
+  };
+  codes = {four(0), four(4), four(8), four(12)};
   return scale;
 }
 
 struct IndexQueryRow {
-  uint32_t codes = 0;  // the lane's four
-  float weight = 0;    // w_h times the row's scale
+  uint4 codes{0, 0, 0, 0};  // the lane's 16
+  float weight = 0;         // w_h times the row's scale
 };
 
-// What a query is made of, as the lane has it: loaded for several heads before any is made.
-struct RawIndexQuery {
-  uint2 values{0, 0};
+// The lane's eight angles, as pairs of two; the first half of a head's lanes have none.
+struct IndexAngles {
+  float4 pairs[4] = {};
+};
+__device__ __forceinline__ IndexAngles LoadIndexAngles(const CudaIndexSelectParams& p,
+                                                       int64_t token, int lane) {
+  IndexAngles angles;
+  const int part = lane % kQueryLanes - kQueryLanes / 2;
+  if (part < 0) return angles;
+  const auto* from = reinterpret_cast<const float4*>(p.angles + token * kRopeDim) + 4 * part;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) angles.pairs[i] = from[i];
+  return angles;
+}
+
+// Of heads first_head + lane / 8; zero past num_heads.
+__device__ inline IndexQueryRow MakeIndexQuery(const CudaIndexSelectParams& p, int64_t token,
+                                               int first_head, const IndexAngles& angles,
+                                               int lane) {
+  const int head = first_head + lane / kQueryLanes;
+  uint4 raw[2] = {};
   float projected = 0;
-};
-// Zero past num_heads.
-__device__ __forceinline__ RawIndexQuery LoadIndexQuery(const CudaIndexSelectParams& p,
-                                                        int64_t token, int head, int lane) {
-  if (head >= p.num_heads) return {};
-  const auto* values =
-      reinterpret_cast<const uint2*>(p.q + (token * p.num_heads + head) * kIndexDim);
-  return {values[lane], __bfloat162float(p.projected[token * p.projected_stride + head])};
-}
-// The lane's two angles; the first half of the lanes have none.
-__device__ __forceinline__ float4 LoadIndexAngles(const CudaIndexSelectParams& p, int64_t token,
-                                                  int lane) {
-  if (lane < 16) return {1, 0, 1, 0};
-  return reinterpret_cast<const float4*>(p.angles + token * kRopeDim)[lane - 16];
-}
-
-__device__ inline IndexQueryRow MakeIndexQuery(const CudaIndexSelectParams& p,
-                                               const RawIndexQuery& raw, float4 angles, int lane) {
-  IndexQueryRow row;
-  float2 a = UnpackBf16(raw.values.x), b = UnpackBf16(raw.values.y);
-  if (lane >= 16) {
-    a = RotatePair(a, {angles.x, angles.y});
-    b = RotatePair(b, {angles.z, angles.w});
+  if (head < p.num_heads) {
+    const auto* values =
+        reinterpret_cast<const uint4*>(p.q + (token * p.num_heads + head) * kIndexDim);
+    raw[0] = values[lane % kQueryLanes * 2], raw[1] = values[lane % kQueryLanes * 2 + 1];
+    projected = __bfloat162float(p.projected[token * p.projected_stride + head]);
   }
-  float x[4] = {RoundBf16(a.x), RoundBf16(a.y), RoundBf16(b.x), RoundBf16(b.y)};
-  RotateIndexVectorWarp(x, lane);
+  uint32_t pairs[kQueryValues / 2] = {raw[0].x, raw[0].y, raw[0].z, raw[0].w,
+                                      raw[1].x, raw[1].y, raw[1].z, raw[1].w};
+  if (lane % kQueryLanes >= kQueryLanes / 2) {
+#pragma unroll
+    for (int i = 0; i < kQueryValues / 2; ++i) {
+      const float4 two = angles.pairs[i / 2];
+      const float2 angle = i % 2 == 0 ? float2{two.x, two.y} : float2{two.z, two.w};
+      const float2 x = RotatePair(UnpackBf16(pairs[i]), angle);
+      pairs[i] = PackBf16(x.x, x.y);
+    }
+  }
+  float x[kQueryValues];
+#pragma unroll
+  for (int i = 0; i < kQueryValues / 2; ++i) {
+    const float2 pair = UnpackBf16(pairs[i]);
+    x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+  }
+  RotateIndexVector(x, lane);
+  IndexQueryRow row;
   const float scale = QuantizeQuery(x, p.dtype, row.codes);
-  row.weight = RoundBf16(raw.projected * p.weight_scale) * scale;
+  row.weight = RoundBf16(projected * p.weight_scale) * scale;
   return row;
 }
 
 // Of the lane's codes in rows of 128 bytes, 8-row groups, swizzled.
 __device__ __forceinline__ int64_t QueryOffset(int64_t row, int lane) {
-  return row / 8 * 1024 + row % 8 * 128 + ((lane / 4) ^ (row % 8)) * 16 + lane % 4 * 4;
+  return row / 8 * 1024 + row % 8 * 128 + ((lane % kQueryLanes) ^ (row % 8)) * 16;
 }
 
 }  // namespace fathom::kernels

@@ -11,24 +11,25 @@ namespace {
 
 using config::IndexKeyDType;
 
-constexpr int kQueryThreads = 256;  // a warp a head
+constexpr int kQueryThreads = 256;
+constexpr int kQueryRows = kQueryThreads / kQueryLanes;  // of a block
 
-// One warp a (token, head row); rows past num_heads become zero.
+// Eight lanes a (token, head row); rows past num_heads become zero.
 __global__ void __launch_bounds__(kQueryThreads)
     IndexQueryKernel(const __grid_constant__ CudaIndexSelectParams p, IndexQueries out,
                      int head_rows) {
   WaitForPredecessor();
   AllowSuccessor();
-  const int64_t row = int64_t{blockIdx.x} * (kQueryThreads / 32) + threadIdx.x / 32;
-  const int lane = threadIdx.x % 32, head = static_cast<int>(row % head_rows);
-  const int64_t token = row / head_rows;
+  const int lane = threadIdx.x % 32;
+  const int64_t first = int64_t{blockIdx.x} * kQueryRows + threadIdx.x / 32 * kQueryHeads;
+  const int64_t token = first / head_rows, row = first + lane / kQueryLanes;
   if (token >= p.batch.num_tokens || ScoredEntries(p.batch, p.topk, static_cast<int>(token)) == 0) {
     return;
   }
-  const IndexQueryRow query = MakeIndexQuery(p, LoadIndexQuery(p, token, head, lane),
+  const IndexQueryRow query = MakeIndexQuery(p, token, static_cast<int>(first % head_rows),
                                              LoadIndexAngles(p, token, lane), lane);
-  *reinterpret_cast<uint32_t*>(out.codes + QueryOffset(row, lane)) = query.codes;
-  if (lane == 0) out.weights[row] = query.weight;
+  *reinterpret_cast<uint4*>(out.codes + QueryOffset(row, lane)) = query.codes;
+  if (lane % kQueryLanes == 0) out.weights[row] = query.weight;
 }
 
 struct SelectParams {
@@ -132,8 +133,8 @@ void SelectRounds(const CudaIndexSelectParams& p, IndexScoreParams score, Select
   score.queries.codes = reinterpret_cast<uint8_t*>(p.workspace);
   score.queries.weights =
       reinterpret_cast<float*>(p.workspace + int64_t{num_tokens} * head_rows * kIndexDim);
-  LaunchKernel(IndexQueryKernel, (num_tokens * head_rows + 7) / 8, kQueryThreads, 0, stream, p,
-               score.queries, head_rows);
+  LaunchKernel(IndexQueryKernel, (num_tokens * head_rows + kQueryRows - 1) / kQueryRows,
+               kQueryThreads, 0, stream, p, score.queries, head_rows);
   // Whole waves of blocks.
   const int64_t wave = int64_t{NumMultiprocessors()} * kScoreGroups * (head_rows == 8 ? 8 : 2);
   if (round_tokens > wave) round_tokens -= round_tokens % wave;

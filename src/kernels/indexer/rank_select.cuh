@@ -320,15 +320,22 @@ class RankSelect {
     } else {
       __syncthreads();
     }
-    const int words = num_words(), each = (words + kSelectThreads - 1) / kSelectThreads;
-    const int begin = min(static_cast<int>(threadIdx.x) * each, words);
-    const int end = min(begin + each, words);
+    // A thread emits entries that follow each other, as few as make it one round of all threads.
+    const int size = num_words() * 32;
+    int width = 1;  // of a field of bits, within a word
+    while (width < 32 && width * kSelectThreads < size) width *= 2;
+    const int fields = size / width, each = (fields + kSelectThreads - 1) / kSelectThreads;
+    const int begin = min(static_cast<int>(threadIdx.x) * each, fields);
+    const int end = min(begin + each, fields);
+    const auto field = [&](int i) {
+      return bits_[i * width / 32] >> (i * width % 32) & 0xffffffffu >> (32 - width);
+    };
     int count = 0, total;
-    for (int word = begin; word < end; ++word) count += __popc(bits_[word]);
+    for (int i = begin; i < end; ++i) count += __popc(field(i));
     int place = before + chosen_before + BlockScan<kWarps>(count, s_.warp_sums, total);
-    for (int word = begin; word < end; ++word) {
-      for (uint32_t left = bits_[word]; left != 0; left &= left - 1) {
-        selected[place++] = first_ + word * 32 + __ffs(left) - 1;
+    for (int i = begin; i < end; ++i) {
+      for (uint32_t left = field(i); left != 0; left &= left - 1) {
+        selected[place++] = first_ + i * width + __ffs(left) - 1;
       }
     }
   }

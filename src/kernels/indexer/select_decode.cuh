@@ -70,17 +70,15 @@ class DecodeScorer {
     for (int j = 0; j < kDecodeHeads / 8; ++j) {
       weights[j] = *reinterpret_cast<const float2*>(s_.weights + 8 * j + 2 * quad);
     }
-    for (int tile = first_ + group_; tile < end_; tile += kAhead * kDecodeGroups) {
+    // Not unrolled: most steps run it a few times, and fetching instructions takes longer.
+#pragma unroll 1
+    for (int tile = first_ + group_; tile < end_; tile += kDecodeGroups) {
+      Widen();
 #pragma unroll
-      for (int a = 0; a < kAhead; ++a) {
-        const int current = tile + a * kDecodeGroups;
-        if (current < end_) {
-          Widen(a);
-          Load(current + kAhead * kDecodeGroups, a);
-          Score(current, weights);
-          buffer_ ^= 1;
-        }
-      }
+      for (int a = 0; a + 1 < kAhead; ++a) next_[a] = next_[a + 1];
+      Load(tile + kAhead * kDecodeGroups, kAhead - 1);
+      Score(tile, weights);
+      buffer_ ^= 1;
     }
   }
 
@@ -90,9 +88,9 @@ class DecodeScorer {
   __device__ void Load(int tile, int a) {
     if (tile < end_) next_[a].Load(keys_, pages_[tile], thread_);
   }
-  __device__ void Widen(int a) {
+  __device__ void Widen() {
     const float scale =
-        next_[a].Widen(SharedAddress(s_.keys[group_][buffer_]), s_.fold_table, thread_);
+        next_[0].Widen(SharedAddress(s_.keys[group_][buffer_]), s_.fold_table, thread_);
     if (thread_ % 2 == 0) s_.key_scales[group_][buffer_][thread_ / 2] = scale;
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     // All have written this buffer, and are done with the products that read the other one.
@@ -139,21 +137,15 @@ class DecodeScorer {
   IndexKeyFetch<kType> next_[kAhead];
 };
 
-// 16 warps, four heads each; all loads first.
-__device__ inline void MakeIndexQueries(const CudaIndexSelectParams& p, int token, float4 angles,
-                                        SelectDecodeShared& shared) {
-  constexpr int kWarps = kSelectThreads / 32, kEach = kDecodeHeads / kWarps;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  RawIndexQuery raw[kEach];
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) raw[i] = LoadIndexQuery(p, token, i * kWarps + warp, lane);
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const int head = i * kWarps + warp;
-    const IndexQueryRow row = MakeIndexQuery(p, raw[i], angles, lane);
-    *reinterpret_cast<uint32_t*>(shared.queries + QueryOffset(head, lane)) = row.codes;
-    if (lane == 0) shared.weights[head] = row.weight;
-  }
+// 16 warps, four heads each.
+__device__ inline void MakeIndexQueries(const CudaIndexSelectParams& p, int token,
+                                        const IndexAngles& angles, SelectDecodeShared& shared) {
+  static_assert(kSelectThreads / 32 * kQueryHeads == kDecodeHeads);
+  const int lane = threadIdx.x % 32, first = static_cast<int>(threadIdx.x) / 32 * kQueryHeads;
+  const int head = first + lane / kQueryLanes;
+  const IndexQueryRow row = MakeIndexQuery(p, token, first, angles, lane);
+  *reinterpret_cast<uint4*>(shared.queries + QueryOffset(head, lane)) = row.codes;
+  if (lane % kQueryLanes == 0) shared.weights[head] = row.weight;
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
@@ -185,7 +177,7 @@ __global__ void __launch_bounds__(kSelectThreads, 1)
                       : p.scores + token * p.stride + first * kIndexTile;
   DecodeScorer<kType> scorer(p, shared, token, first, end, visible, scores);
   scorer.Prefetch();
-  const float4 angles = LoadIndexAngles(p.in, token, threadIdx.x % 32);
+  const IndexAngles angles = LoadIndexAngles(p.in, token, threadIdx.x % 32);
   if (threadIdx.x < kFoldTable) shared.fold_table[threadIdx.x] = FoldedCodes(threadIdx.x);
   for (int i = threadIdx.x; i < kRankBins; i += kSelectThreads) shared.rank.bins[i] = 0;
   WaitForPredecessor();

@@ -12,6 +12,8 @@ inline constexpr int kRopeDim = 64;
 inline constexpr int kNumFp8 = kHeadDim - kRopeDim;
 inline constexpr int kKvDataBytes = kHeadDim + kRopeDim;
 inline constexpr int kIndexDim = 128;
+// An entry of the step's own, data and scales together, has a row of this length.
+inline constexpr int kFreshRowBytes = 2 * kHeadDim;
 
 struct DeviceEntry {
   uint8_t* data = nullptr;
@@ -24,26 +26,24 @@ __device__ __forceinline__ DeviceEntry EntryAt(const PagedEntries& e, int32_t pa
           base + int64_t{e.entries_per_page} * e.data_bytes + int64_t{entry} * e.scale_bytes};
 }
 
-// Values 2 * i and 2 * i + 1 of a KV entry, already rounded to BF16; thread i of 256 calls it. The
-// entry is written unless its data is null. Returns what the entry holds of the pair.
-__device__ __forceinline__ float2 StoreKvPair(float2 x, int i, DeviceEntry entry) {
-  const int block = i / 32;
-  if (block == kNumFp8 / 64) {
-    if (entry.data != nullptr) {
-      reinterpret_cast<uint32_t*>(entry.data + kNumFp8)[i % 32] = PackBf16(x.x, x.y);
-      if (i % 32 == 0) entry.scales[block] = 0;
-    }
-    return x;
-  }
+// What a KV entry holds of values 2 * i and 2 * i + 1, already rounded to BF16; thread i of 256
+// calls it. FP8 codes with their block's scale, or BF16.
+struct KvPair {
+  uint32_t bits, scale;
+};
+__device__ __forceinline__ KvPair EncodeKvPair(float2 x, int i) {
+  if (i >= kNumFp8 / 2) return {PackBf16(x.x, x.y), 0};
   const uint32_t scale = Fp8Scale(WarpMax(fmaxf(fabsf(x.x), fabsf(x.y))));
-  const float inverse = Ue8m0Inverse(scale), value = Ue8m0Value(scale);
-  const uint32_t codes = Fp8Codes(x.x * inverse, x.y * inverse);
-  if (entry.data != nullptr) {
-    reinterpret_cast<uint16_t*>(entry.data)[i] = static_cast<uint16_t>(codes);
-    if (i % 32 == 0) entry.scales[block] = static_cast<uint8_t>(scale);
+  const float inverse = Ue8m0Inverse(scale);
+  return {Fp8Codes(x.x * inverse, x.y * inverse), scale};
+}
+__device__ __forceinline__ void StoreKvPair(KvPair pair, int i, DeviceEntry entry) {
+  if (i >= kNumFp8 / 2) {
+    reinterpret_cast<uint32_t*>(entry.data + kNumFp8)[i - kNumFp8 / 2] = pair.bits;
+  } else {
+    reinterpret_cast<uint16_t*>(entry.data)[i] = static_cast<uint16_t>(pair.bits);
   }
-  const float2 rounded = Fp8Values(codes);
-  return {rounded.x * value, rounded.y * value};
+  if (i % 32 == 0) entry.scales[i / 32] = static_cast<uint8_t>(pair.scale);
 }
 
 // One warp stores an index key; lane l holds values 4 * l .. 4 * l + 3.

@@ -83,35 +83,31 @@ class DecodeAttention {
     const int num_tiles = (end - first + kKeyTile - 1) / kKeyTile;
     const int row = static_cast<int>(threadIdx.x) / 4, lane = static_cast<int>(threadIdx.x) % 4;
     const uint32_t tile = SharedAddress(s_.keys);
-    KeyRow key;
-    KeyBytes bytes;
+    const auto bring = [&](int i) {
+      KeyRow key;
+      key.Fetch(BytesOf(first + i * kKeyTile + row, end), lane);
+      key.Place(tile, row, lane);
+    };
     // Before the wait: what the last launch has not written, and all that can be done with it.
     const bool early = first + row < keys_.num_early();
-    if (early) {
-      bytes = BytesOf(first + row, end);
-      KeyRow::Copy(bytes, tile, row, lane);
-      key.Fetch(bytes, lane);
-    }
     const AngleQuad angles = LoadAngles();
     const int head = first_head_ + warp_;
     sink_ = head < p_.num_heads ? p_.sink[head] : 0;
-    if (early) key.Place(bytes, tile, row, lane);
-    WaitForPredecessor();
-    AllowSuccessor();
-    if (!early) {
-      bytes = BytesOf(first + row, end);
-      key.Fetch(bytes, lane);
+    uint4 q[2];
+#pragma unroll 1  // instructions that run once are slow
+    for (int after = 0; after < 2; ++after) {
+      if (after == 1) {
+        WaitForPredecessor();
+        AllowSuccessor();
+        LoadHead(q);
+      }
+      if (early == (after == 0)) bring(0);
     }
-    PrepareHead(angles);
+    PrepareHead(q, angles);
     for (int i = 0; i < num_tiles; ++i) {
       if (i > 0) {
         __syncthreads();  // all are done with the tile before
-        KeyRow::Copy(bytes, tile, row, lane);
-      }
-      if (i > 0 || !early) key.Place(bytes, tile, row, lane);
-      if (i + 1 < num_tiles) {
-        bytes = BytesOf(first + (i + 1) * kKeyTile + row, end);
-        key.Fetch(bytes, lane);
+        bring(i);
       }
       __syncthreads();
       Score(tile);
@@ -173,19 +169,25 @@ class DecodeAttention {
     }
     return quad;
   }
-  // The warp's head: norm, rope, into shared memory.
-  __device__ void PrepareHead(const AngleQuad& quad) {
+  // The warp's head, as LoadHead brings it: norm, rope, into shared memory.
+  __device__ void LoadHead(uint4 (&q)[2]) const {
     const int head = first_head_ + warp_;
-    uint4 row[2] = {};
-    if (head < p_.num_heads) {
-      const auto* in =
-          reinterpret_cast<const uint4*>(p_.q + (int64_t{token_} * p_.num_heads + head) * kHeadDim);
-      row[0] = in[lane_], row[1] = in[32 + lane_];
+    q[0] = q[1] = {0, 0, 0, 0};
+    if (head >= p_.num_heads) return;
+    const auto* in =
+        reinterpret_cast<const uint4*>(p_.q + (int64_t{token_} * p_.num_heads + head) * kHeadDim);
+    q[0] = in[lane_], q[1] = in[32 + lane_];
+  }
+  __device__ void PrepareHead(const uint4 (&in)[2], const AngleQuad& quad) {
+    uint32_t row[8] = {in[0].x, in[0].y, in[0].z, in[0].w, in[1].x, in[1].y, in[1].z, in[1].w};
+    NormHead(row, p_.norm_eps);
+    if (lane_ >= 24) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) row[4 + i] = RotateBf16(row[4 + i], quad.angles[i]);
     }
-    NormAndRotate(row, p_.norm_eps, quad.angles, lane_);
     const uint32_t q = SharedAddress(s_.q);
-    StoreShared(q + QueryChunk(warp_, lane_), row[0]);
-    StoreShared(q + QueryChunk(warp_, 32 + lane_), row[1]);
+    StoreShared(q + QueryChunk(warp_, lane_), {row[0], row[1], row[2], row[3]});
+    StoreShared(q + QueryChunk(warp_, 32 + lane_), {row[4], row[5], row[6], row[7]});
   }
   __device__ static uint32_t QueryChunk(uint32_t head, uint32_t chunk) {
     return chunk / 8 * 1024 + head * 128 + ((chunk % 8) ^ head) * 16;

@@ -38,31 +38,31 @@ __device__ inline void LoadQueries(const CudaSparseAttentionParams& p, int token
   constexpr int kRows = kHeadTile / 8;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const auto* angles = reinterpret_cast<const float2*>(p.angles + int64_t{token} * kRopeDim);
-  uint4 rows[kRows][2] = {};
+  // Lane l has the pairs of columns 64 n + 2 l: all lanes have one that is rotated.
+  uint32_t rows[kRows][8];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int head = first_head + r * 8 + warp;
-    if (head >= p.num_heads) continue;
     const auto* in =
-        reinterpret_cast<const uint4*>(p.q + (int64_t{token} * p.num_heads + head) * kHeadDim);
-    rows[r][0] = __ldg(in + lane), rows[r][1] = __ldg(in + 32 + lane);
-  }
-  float2 lane_angles[4] = {};
+        reinterpret_cast<const uint32_t*>(p.q + (int64_t{token} * p.num_heads + head) * kHeadDim);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (lane >= 24) lane_angles[i] = angles[(lane - 24) * 4 + i];
+    for (int n = 0; n < 8; ++n) rows[r][n] = head < p.num_heads ? __ldg(in + 32 * n + lane) : 0;
   }
+  const float2 angle = angles[lane];
   if (threadIdx.x < kRopeDim / 2) shared.angles[threadIdx.x] = angles[threadIdx.x];
   if (threadIdx.x < kHeadTile) {
     const int head = first_head + threadIdx.x;
     shared.sink[threadIdx.x] = head < p.num_heads ? p.sink[head] : 0;
   }
-  const uint32_t q = SharedAddress(shared.q);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    NormAndRotate(rows[r], p.norm_eps, lane_angles, lane);
-    StoreShared(q + ChunkOffset(r * 8 + warp, lane), rows[r][0]);
-    StoreShared(q + ChunkOffset(r * 8 + warp, 32 + lane), rows[r][1]);
+    NormHead(rows[r], p.norm_eps);
+    rows[r][7] = RotateBf16(rows[r][7], angle);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const uint32_t offset = ChunkOffset(r * 8 + warp, 8 * n + lane / 4) + lane % 4 * 4;
+      *reinterpret_cast<uint32_t*>(shared.q + offset) = rows[r][n];
+    }
   }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   NamedBarrier(kConsumerBarrier, kConsumers);

@@ -9,41 +9,40 @@ namespace fathom::kernels {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 
-// A head row on its way in: b(head norm), then rope. Lane l holds columns 8 l .. and 256 + 8 l ..,
-// packed; lanes from 24 the angles of theirs.
-__device__ __forceinline__ void NormAndRotate(uint4 (&row)[2], float eps, const float2 (&angles)[4],
-                                              int lane) {
-  float2 x[8];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    x[4 * half] = UnpackBf16(row[half].x), x[4 * half + 1] = UnpackBf16(row[half].y);
-    x[4 * half + 2] = UnpackBf16(row[half].z), x[4 * half + 3] = UnpackBf16(row[half].w);
-  }
+// b(a * b) of two pairs.
+__device__ __forceinline__ uint32_t MultiplyBf16(uint32_t a, uint32_t b) {
+  uint32_t out;
+  asm("mul.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  return out;
+}
+
+// b(head norm) of a row that a warp holds, 8 pairs a lane.
+__device__ __forceinline__ void NormHead(uint32_t (&row)[8], float eps) {
   float sum = 0;
 #pragma unroll
-  for (const float2& v : x) sum += RoundBf16(v.x * v.x) + RoundBf16(v.y * v.y);
+  for (const uint32_t pair : row) {
+    const float2 squares = UnpackBf16(MultiplyBf16(pair, pair));
+    sum += squares.x + squares.y;
+  }
   const float mean = RoundBf16(WarpSum(sum) / static_cast<float>(kHeadDim));
-  const float scale = RoundBf16(1.0f / sqrtf(RoundBf16(mean + eps)));
+  const float scale = 1.0f / sqrtf(RoundBf16(mean + eps));
+  const uint32_t scales = PackBf16(scale, scale);
 #pragma unroll
-  for (float2& v : x) v = {RoundBf16(v.x * scale), RoundBf16(v.y * scale)};
-  if (lane >= 24) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[4 + i] = RotatePair(x[4 + i], angles[i]);
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float2* v = x + 4 * half;
-    row[half] = {PackBf16(v[0].x, v[0].y), PackBf16(v[1].x, v[1].y), PackBf16(v[2].x, v[2].y),
-                 PackBf16(v[3].x, v[3].y)};
-  }
+  for (uint32_t& pair : row) pair = MultiplyBf16(pair, scales);
+}
+
+// b(rope) of a pair.
+__device__ __forceinline__ uint32_t RotateBf16(uint32_t pair, float2 angle) {
+  const float2 x = RotatePair(UnpackBf16(pair), angle);
+  return PackBf16(x.x, x.y);
 }
 
 // b(inverse rope(b(o))) of columns `column` and + 1.
 __device__ __forceinline__ uint32_t FinishPair(float2 o, int column, const float2* angles) {
-  if (column < kNumFp8) return PackBf16(o.x, o.y);
+  const uint32_t pair = PackBf16(o.x, o.y);
+  if (column < kNumFp8) return pair;
   const float2 angle = angles[(column - kNumFp8) / 2];
-  const float2 y = RotatePair({RoundBf16(o.x), RoundBf16(o.y)}, {angle.x, -angle.y});
-  return PackBf16(y.x, y.y);
+  return RotateBf16(pair, {angle.x, -angle.y});
 }
 
 }  // namespace fathom::kernels

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/sm90.cuh"
+#include "kernels/sparse_attention/head_rows.cuh"
 #include "kernels/sparse_attention/token_keys.cuh"
 
 namespace fathom::kernels {
@@ -26,11 +27,6 @@ __device__ __forceinline__ uint32_t ChunkOffset(uint32_t row, uint32_t chunk) {
 __device__ __forceinline__ uint32_t PlaceCodes(uint32_t x) {
   return (x & 0x80008000u) | (x >> 4 & 0x07f007f0u);
 }
-__device__ __forceinline__ uint32_t MultiplyBf16(uint32_t a, uint32_t b) {
-  uint32_t out;
-  asm("mul.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
-  return out;
-}
 // Four e4m3 codes as two BF16 pairs, times the factor (a pair of equal BF16 numbers).
 __device__ __forceinline__ uint2 WidenCodes(uint32_t codes, uint32_t factor) {
   return {MultiplyBf16(PlaceCodes(__byte_perm(codes, 0, 0x1404)), factor),
@@ -42,45 +38,33 @@ __device__ __forceinline__ uint32_t WideningFactor(uint32_t scale) {
   return (min(scale, 134u) + 120) * 0x00800080u;
 }
 
+// The scale's factor of FP8 columns 64 n ..
+__device__ __forceinline__ uint32_t FactorOf(uint2 scales, int n) {
+  return WideningFactor((n < 4 ? scales.x >> (8 * n) : scales.y >> (8 * (n - 4))) & 0xff);
+}
+
 // A quarter of a key: of each 64 FP8 columns, which share a scale, 16, and 16 of the BF16 columns.
 class KeyRow {
  public:
-  // Zero past the last key and for rows of `fresh`, which are copied whole. `lane` < 4.
+  // Zero past the last key. `lane` < 4.
   __device__ void Fetch(const KeyBytes& key, uint32_t lane) {
     scales_ = {0, 0};
 #pragma unroll
     for (uint4& chunk : raw_) chunk = {0, 0, 0, 0};
-    if (key.scales == nullptr) return;
+    if (key.data == nullptr) return;
     scales_ = __ldg(reinterpret_cast<const uint2*>(key.scales));
     const auto* data = reinterpret_cast<const uint4*>(key.data) + lane;
 #pragma unroll
     for (int n = 0; n < kChunks; ++n) raw_[n] = __ldg(data + 4 * n);
   }
 
-  // Begins to copy a row of `fresh` into row `row` of the tile at the address `tile`.
-  __device__ static void Copy(const KeyBytes& key, uint32_t tile, uint32_t row, uint32_t lane) {
-    if (!IsFresh(key)) return;
-#pragma unroll
-    for (uint32_t n = 0; n < 16; ++n) {
-      asm volatile(
-          "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(tile + ChunkOffset(row, 4 * n + lane)),
-          "l"(key.data + (4 * n + lane) * 16)
-          : "memory");
-    }
-  }
-
-  // Widens into row `row` of the tile; what Copy began has arrived.
-  __device__ void Place(const KeyBytes& key, uint32_t tile, uint32_t row, uint32_t lane) const {
-    if (IsFresh(key)) {
-      asm volatile("cp.async.wait_all;" ::: "memory");
-      return;
-    }
+  // Widens into row `row` of the tile at the shared address `tile`.
+  __device__ void Place(uint32_t tile, uint32_t row, uint32_t lane) const {
     const uint32_t low_half = tile + ChunkOffset(row, 2 * lane);
     const uint32_t high_half = tile + ChunkOffset(row, 2 * lane + 1);
 #pragma unroll
     for (int n = 0; n < kFp8Chunks; ++n) {
-      const uint32_t scale = (n < 4 ? scales_.x >> (8 * n) : scales_.y >> (8 * (n - 4))) & 0xff;
-      const uint32_t factor = WideningFactor(scale);
+      const uint32_t factor = FactorOf(scales_, n);
       const uint2 a = WidenCodes(raw_[n].x, factor), b = WidenCodes(raw_[n].y, factor);
       const uint2 c = WidenCodes(raw_[n].z, factor), d = WidenCodes(raw_[n].w, factor);
       StoreShared(low_half + n * kColumnBlockBytes, {a.x, a.y, b.x, b.y});
@@ -93,10 +77,6 @@ class KeyRow {
  private:
   static constexpr int kFp8Chunks = 7;  // 16 codes each, then two of 8 BF16 values
   static constexpr int kChunks = 9;
-
-  __device__ static bool IsFresh(const KeyBytes& key) {
-    return key.scales == nullptr && key.data != nullptr;
-  }
 
   uint4 raw_[kChunks];
   uint2 scales_;

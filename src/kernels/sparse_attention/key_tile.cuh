@@ -41,10 +41,8 @@ class KeyProducer {
       next_entry = Entry(i + 2);
       if (i >= 2) BarrierWait(empty_ + i % 2, (i / 2 - 1) % 2);
       const uint32_t tile = tiles_ + i % 2 * kKeyTileBytes;
-      KeyRow::Copy(keys[0], tile, row, lane);
-      KeyRow::Copy(keys[32], tile, row + 32, lane);
-      rows_[0].Place(keys[0], tile, row, lane);
-      rows_[1].Place(keys[32], tile, row + 32, lane);
+      rows_[0].Place(tile, row, lane);
+      rows_[1].Place(tile, row + 32, lane);
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
       BarrierArrive(full_ + i % 2);
     }

@@ -1,6 +1,8 @@
 // Attention of steps of few heads and keys over all tokens (attention_decode.cuh), and of larger
 // ones (attention_sm90.cuh): a block for each token, 64 heads and split of the keys; with one split
 // it writes the output, with more a second kernel adds the parts up.
+#include <algorithm>
+
 #include "kernels/launch.cuh"
 #include "kernels/sparse_attention/attention_decode.cuh"
 #include "kernels/sparse_attention/attention_sm90.cuh"
@@ -155,6 +157,8 @@ int DecodeSplits(const CudaSparseAttentionParams& p) {
   int splits = kMaxDecodeSplits;
   while (splits > 1 && blocks * splits > kTargetBlocks) splits /= 2;
   const bool few = blocks * splits <= kTargetBlocks && keys <= splits * kMaxDecodeTiles * kKeyTile;
+  // No more than give every split a tile: parts cost time to add up.
+  while (splits > 1 && keys <= splits / 2 * kKeyTile) splits /= 2;
   return few ? splits : 0;
 }
 

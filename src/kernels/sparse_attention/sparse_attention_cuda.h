@@ -28,11 +28,11 @@ struct CudaSparseAttentionParams {
   const __nv_bfloat16* q = nullptr;  // [num_tokens, num_heads, 512], of the weight product
   int num_heads = 0;                 // any up to 128
   float norm_eps = 0;
-  const float* angles = nullptr;         // [num_tokens, 64]
-  const float* sink = nullptr;           // [num_heads]
-  const __nv_bfloat16* fresh = nullptr;  // [num_tokens, 512]
-  PagedEntries pages;
-  int ratio = 0;  // 0: window only; 4: the selected entries; 128: all visible ones
+  const float* angles = nullptr;   // [num_tokens, 64]
+  const float* sink = nullptr;     // [num_heads]
+  const uint8_t* fresh = nullptr;  // [num_tokens] entries, rows of 1024 bytes
+  PagedEntries pages;              // like `compressed`: a power of two of entries a page
+  int ratio = 0;                   // 0: window only; 4: the selected entries; 128: all visible ones
   PagedEntries compressed;
   const int32_t* selected = nullptr;  // [num_tokens, topk], ratio 4
   int topk = 0;

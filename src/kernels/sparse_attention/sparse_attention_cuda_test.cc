@@ -20,6 +20,24 @@ struct Shape {
   int ratio;
   int topk;
   std::vector<TestSequence> sequences;
+  float compressed_scale = 1;  // of the compressed entries' values
+};
+
+// Entries of a step's own tokens: as the GPU reads them, and their values.
+struct FreshEntries {
+  std::vector<uint8_t> rows;
+  std::vector<BFloat16> values;
+
+  void Add(const float* noise) {
+    float entry[512];
+    for (size_t i = 0; i < 512; ++i) entry[i] = RoundToBFloat16(noise[i]);
+    rows.resize(rows.size() + kRowBytes);
+    auto* row = reinterpret_cast<std::byte*>(rows.data() + rows.size() - kRowBytes);
+    StoreKvEntry<BFloat16>(entry, 512, 64, {row, row + 576});
+    LoadKvEntry<BFloat16>({row, row + 576}, 512, 64, entry);
+    for (const float v : entry) values.push_back(BFloat16(v));
+  }
+  static constexpr int kRowBytes = 1024;
 };
 
 class SparseAttentionCudaTest : public CudaTest {
@@ -40,10 +58,12 @@ class SparseAttentionCudaTest : public CudaTest {
     };
     const auto host_blocks = compressed(reinterpret_cast<std::byte*>(blocks.data()));
     const auto host_pages = TestPools::Window(reinterpret_cast<std::byte*>(pages.data()));
-    FillEntries(host_blocks, batch.num_blocks(), 1);
+    FillEntries(host_blocks, batch.num_blocks(), 1, shape.compressed_scale);
     FillEntries(host_pages, batch.num_pages(), 2);
     auto q = RandomActivations<BFloat16>(int64_t{tokens} * heads * 512, 3, 4.0f);
-    const auto fresh = RandomActivations<BFloat16>(int64_t{tokens} * 512, 4);
+    const auto noise = RandomFloats(tokens * 512, 4);
+    FreshEntries fresh;
+    for (int t = 0; t < tokens; ++t) fresh.Add(noise.data() + t * 512);
     const auto sink = RandomFloats(heads, 5);
     std::vector<float> angles(static_cast<size_t>((tokens + padding) * 64)), frequencies;
     for (int i = 0; i < 32; ++i) frequencies.push_back(std::pow(10000.0f, -i / 32.0f));
@@ -55,7 +75,7 @@ class SparseAttentionCudaTest : public CudaTest {
 
     std::vector<device::Buffer> keep;
     const auto upload = [this](const auto& v) { return Upload(v); };
-    const auto gpu_q = Upload(q), gpu_fresh = Upload(fresh), gpu_sink = Upload(sink);
+    const auto gpu_q = Upload(q), gpu_fresh = Upload(fresh.rows), gpu_sink = Upload(sink);
     const auto gpu_angles = Upload(angles), gpu_blocks = Upload(blocks), gpu_pages = Upload(pages);
     const auto gpu_selected = Upload(selected);
     const int64_t rows = (tokens + padding + 7) / 8 * 8;
@@ -68,7 +88,7 @@ class SparseAttentionCudaTest : public CudaTest {
     p.norm_eps = 1e-6f;
     p.angles = As<const float>(gpu_angles);
     p.sink = As<const float>(gpu_sink);
-    p.fresh = As<const __nv_bfloat16>(gpu_fresh);
+    p.fresh = As<const uint8_t>(gpu_fresh);
     p.pages = TestPools::Window(gpu_pages.data());
     p.ratio = shape.ratio;
     p.compressed = compressed(gpu_blocks.data());
@@ -95,7 +115,7 @@ class SparseAttentionCudaTest : public CudaTest {
                                            .window = 128,
                                            .scale = 1 / std::sqrt(512.0f),
                                            .sink = sink.data(),
-                                           .fresh = fresh.data(),
+                                           .fresh = fresh.values.data(),
                                            .pages = host_pages,
                                            .ratio = shape.ratio,
                                            .compressed = host_blocks,
@@ -112,7 +132,7 @@ class SparseAttentionCudaTest : public CudaTest {
         const float e = ToFloat(q[static_cast<size_t>(t * heads * 512 + k)]);
         const float a = ToFloat(actual[static_cast<size_t>(Bf16TileOffset(t, k, rows / 8) / 2)]);
         // Values are near 1, at most 6.
-        ASSERT_NEAR(a, e, 6 * 0x1p-8 + std::fabs(e) * 0x1p-7)
+        ASSERT_NEAR(a, e, 6 * shape.compressed_scale * 0x1p-8 + std::fabs(e) * 0x1p-7)
             << t << ' ' << k / 512 << ' ' << k % 512;
         error += (a - e) * (a - e), size += e * e;
       }
@@ -159,13 +179,16 @@ class SparseAttentionCudaTest : public CudaTest {
 // before the whole step.
 class PrefillAttentionTest : public SparseAttentionCudaTest {
  protected:
-  static constexpr int kBefore = 300, kHeads = 8, kTopk = 192, kTotal = kBefore + kWholeStep;
+  static constexpr int kBefore = 300, kHeads = 64, kTopk = 192, kTotal = kBefore + kWholeStep;
+  struct Heads {
+    int first = 0, count = kHeads;
+  };
 
   void SetUp() override {
     SparseAttentionCudaTest::SetUp();
     if (gpu_ == nullptr) return;
     q_ = RandomActivations<BFloat16>(int64_t{kWholeStep} * kHeads * 512, 3, 4.0f);
-    sink_ = Upload(RandomFloats(kHeads, 5));
+    sink_ = RandomFloats(kHeads, 5);
     batch_.SetStep({{0, kTotal}});
     FillWindow();
     batch_.SetStep({{kBefore, kWholeStep}});
@@ -180,13 +203,12 @@ class PrefillAttentionTest : public SparseAttentionCudaTest {
     std::vector<uint8_t> pages(static_cast<size_t>(batch_.num_pages() * TestPools::kPageBytes));
     const auto entries = TestPools::Window(reinterpret_cast<std::byte*>(pages.data()));
     for (size_t position = 0; position < kTotal; ++position) {
-      float values[512];
-      for (size_t i = 0; i < 512; ++i) values[i] = RoundToBFloat16(noise[position * 512 + i]);
+      fresh_.Add(noise.data() + position * 512);
+      const uint8_t* row = fresh_.rows.data() + position * FreshEntries::kRowBytes;
       const EntrySlot slot =
           entries.At(batch_.view().window_tables[position / 64], static_cast<int>(position % 64));
-      StoreKvEntry<BFloat16>(values, 512, 64, slot);
-      LoadKvEntry<BFloat16>(slot, 512, 64, values);
-      for (const float v : values) fresh_.push_back(BFloat16(v));
+      std::memcpy(slot.data, row, 576);
+      std::memcpy(slot.scales, row + 576, 8);
     }
     pages_ = Upload(pages);
   }
@@ -205,8 +227,17 @@ class PrefillAttentionTest : public SparseAttentionCudaTest {
     return Upload(std::vector<U>(begin, begin + count * width));
   }
 
-  // [num_tokens, kHeads * 512]
-  std::vector<BFloat16> Run(int ratio, const TestStep& step) {
+  device::Buffer UploadQueries(const TestStep& step, const Heads& heads) {
+    std::vector<BFloat16> rows;
+    for (int t = step.first; t < step.first + step.num_tokens; ++t) {
+      const auto begin = q_.begin() + (int64_t{t} * kHeads + heads.first) * 512;
+      rows.insert(rows.end(), begin, begin + heads.count * 512);
+    }
+    return Upload(rows);
+  }
+
+  // [num_tokens, heads.count * 512]
+  std::vector<BFloat16> Run(int ratio, const TestStep& step, const Heads& heads) {
     batch_.SetStep({{kBefore + step.first, step.num_tokens}});
     const int64_t tokens = step.num_tokens, rows = (tokens + 7) / 8 * 8;
     std::vector<float> angles(static_cast<size_t>(tokens * 64)), frequencies;
@@ -216,20 +247,22 @@ class PrefillAttentionTest : public SparseAttentionCudaTest {
     }
     std::vector<device::Buffer> keep;
     const auto upload = [this](const auto& v) { return Upload(v); };
-    const auto q = UploadRows(q_, step.first, tokens, kHeads * 512);
-    const auto fresh = UploadRows(fresh_, kBefore + step.first, tokens, 512);
+    const auto q = UploadQueries(step, heads);
+    const auto sink = UploadRows(sink_, heads.first, heads.count, 1);
+    const auto fresh =
+        UploadRows(fresh_.rows, kBefore + step.first, tokens, FreshEntries::kRowBytes);
     const auto selected = UploadRows(selected_, step.first, tokens, kTopk);
-    const auto gpu_angles = Upload(angles), out = Poisoned(rows * kHeads * 1024);
-    const auto workspace = Poisoned(SparseAttentionWorkspaceBytes(kHeads));
+    const auto gpu_angles = Upload(angles), out = Poisoned(rows * heads.count * 1024);
+    const auto workspace = Poisoned(SparseAttentionWorkspaceBytes(heads.count));
     CudaSparseAttentionParams p;
     p.batch = batch_.OnDevice(upload, keep);
     p.prefill = true;
     p.q = As<const __nv_bfloat16>(q);
-    p.num_heads = kHeads;
+    p.num_heads = heads.count;
     p.norm_eps = 1e-6f;
     p.angles = As<const float>(gpu_angles);
-    p.sink = As<const float>(sink_);
-    p.fresh = As<const __nv_bfloat16>(fresh);
+    p.sink = As<const float>(sink);
+    p.fresh = As<const uint8_t>(fresh);
     p.pages = TestPools::Window(pages_.data());
     p.ratio = ratio;
     p.compressed = ratio == 4 ? TestPools::C4(blocks_.data()) : TestPools::C128(blocks_.data());
@@ -241,7 +274,7 @@ class PrefillAttentionTest : public SparseAttentionCudaTest {
     const auto tiles = Download<BFloat16>(out);
     std::vector<BFloat16> values;
     for (int64_t t = 0; t < tokens; ++t) {
-      for (int64_t k = 0; k < kHeads * 512; ++k) {
+      for (int64_t k = 0; k < heads.count * 512; ++k) {
         values.push_back(tiles[static_cast<size_t>(Bf16TileOffset(t, k, rows / 8) / 2)]);
       }
     }
@@ -249,20 +282,42 @@ class PrefillAttentionTest : public SparseAttentionCudaTest {
   }
 
   TestBatch batch_{1, kTotal, 11};
-  std::vector<BFloat16> q_, fresh_;
+  std::vector<BFloat16> q_;
+  FreshEntries fresh_;
   std::vector<int32_t> selected_;
-  device::Buffer sink_, pages_, blocks_;
+  std::vector<float> sink_;
+  device::Buffer pages_, blocks_;
 };
 
 TEST_F(PrefillAttentionTest, GivesATokenTheSameBitsInEveryStep) {
   for (const int ratio : {0, 4, 128}) {
     FillBlocks(ratio);
-    const auto whole = Run(ratio, {0, kWholeStep});
-    for (const TestStep& step : kTestSteps) {
-      const auto part = Run(ratio, step);
-      const BFloat16* expected = whole.data() + step.first * kHeads * 512;
-      ASSERT_EQ(0, std::memcmp(part.data(), expected, part.size() * 2))
-          << "ratio " << ratio << ", " << step.num_tokens << " tokens";
+    for (const Heads& heads : {Heads{0, 8}, Heads{0, 64}}) {
+      const auto whole = Run(ratio, {0, kWholeStep}, heads);
+      for (const TestStep& step : kTestSteps) {
+        const auto part = Run(ratio, step, heads);
+        const BFloat16* expected = whole.data() + step.first * heads.count * 512;
+        ASSERT_EQ(0, std::memcmp(part.data(), expected, part.size() * 2))
+            << "ratio " << ratio << ", " << step.num_tokens << " tokens, " << heads.count
+            << " heads";
+      }
+    }
+  }
+}
+
+TEST_F(PrefillAttentionTest, GivesAHeadTheSameBitsBesideAnyOthers) {
+  constexpr TestStep kStep{0, 150};
+  for (const int ratio : {0, 4, 128}) {
+    FillBlocks(ratio);
+    const auto all = Run(ratio, kStep, {});
+    for (const Heads& heads : {Heads{32, 32}, Heads{48, 16}, Heads{8, 40}, Heads{3, 1}}) {
+      const auto some = Run(ratio, kStep, heads);
+      for (int t = 0; t < kStep.num_tokens; ++t) {
+        ASSERT_EQ(0, std::memcmp(some.data() + int64_t{t} * heads.count * 512,
+                                 all.data() + (int64_t{t} * kHeads + heads.first) * 512,
+                                 static_cast<size_t>(heads.count) * 1024))
+            << "ratio " << ratio << ", token " << t << ", " << heads.count << " heads";
+      }
     }
   }
 }
@@ -302,6 +357,17 @@ TEST_F(SparseAttentionCudaTest, ChunksOfAPromptMatchTheCpu) {
   Run({16, 4, 128, {{150, 140}, {700, 65}}});
   Run({64, 128, 512, {{300, 150}}});
   Run({64, 0, 512, {{63, 150}}});
+}
+
+// Compressed entries with scores far above those of the window, which come first.
+TEST_F(SparseAttentionCudaTest, ScoresThatGrowAlongTheKeysMatchTheCpu) {
+  for (const int heads : {16, 32, 64}) {
+    for (const float scale : {30.0f, 300.0f}) {
+      Run({heads, 4, 512, {{2500, 140}}, scale});
+      Run({heads, 128, 512, {{20000, 140}}, scale});
+      Run({heads, 128, 512, {{100000, 1}}, scale});
+    }
+  }
 }
 
 TEST_F(SparseAttentionCudaTest, LongContextsMatchTheCpu) {

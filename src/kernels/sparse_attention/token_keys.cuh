@@ -12,7 +12,7 @@ inline constexpr int kKeyTile = 64;
 // Blocks that a step of few tokens is spread over.
 inline constexpr int kTargetBlocks = 132;
 
-// A key's bytes. scales is null for a row of `fresh` (BF16); data is null past the last key.
+// A key's entry; null past the last key.
 struct KeyBytes {
   const uint8_t* data = nullptr;
   const uint8_t* scales = nullptr;
@@ -60,21 +60,25 @@ class TokenKeys {
     if (k >= size_) return {};
     const CudaBatch& b = p_.batch;
     if (k >= num_window_) {
-      const int per_page = p_.compressed.entries_per_page;
-      const int32_t id = b.block_tables[int64_t{seq_} * b.max_blocks + entry / per_page];
-      return At(p_.compressed, id, entry % per_page);
+      const int shift = PageShift(p_.compressed);
+      const int32_t id = b.block_tables[int64_t{seq_} * b.max_blocks + (entry >> shift)];
+      return At(p_.compressed, id, entry & ((1 << shift) - 1));
     }
     if (k >= num_paged_) {
-      return {reinterpret_cast<const uint8_t*>(p_.fresh + int64_t{fresh_row_ + k} * kHeadDim),
-              nullptr};
+      const uint8_t* row = p_.fresh + int64_t{fresh_row_ + k} * kFreshRowBytes;
+      return {row, row + kKvDataBytes};
     }
-    const int position = first_position_ + k, per_page = p_.pages.entries_per_page;
-    const int page = position / per_page - b.first_window_page[seq_];
+    const int position = first_position_ + k, shift = PageShift(p_.pages);
+    const int page = (position >> shift) - b.first_window_page[seq_];
     const int32_t id = b.window_tables[int64_t{seq_} * b.max_window_pages + page];
-    return At(p_.pages, id, position % per_page);
+    return At(p_.pages, id, position & ((1 << shift) - 1));
   }
 
  private:
+  // Pages hold a power of two of entries.
+  __device__ static int PageShift(const PagedEntries& entries) {
+    return __ffs(entries.entries_per_page) - 1;
+  }
   __device__ static KeyBytes At(const PagedEntries& entries, int32_t page, int entry) {
     const DeviceEntry e = EntryAt(entries, page, entry);
     return {e.data, e.scales};
