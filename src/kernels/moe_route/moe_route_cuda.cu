@@ -446,6 +446,14 @@ class Router {
     return s_.last;
   }
 
+  static constexpr int kLoaded = 16;  // counts on their way at once
+  __device__ void LoadCounts(int expert, int first, int end, int (&counts)[kLoaded]) const {
+#pragma unroll
+    for (int i = 0; i < kLoaded; ++i) {
+      counts[i] = first + i < end ? __ldcg(Counts(first + i) + expert) : 0;
+    }
+  }
+
   // Counts become how many pairs there are in earlier blocks; behind the last block's is each
   // expert's first row. Several threads an expert, each a segment of the blocks.
   __device__ void Plan() {
@@ -454,18 +462,24 @@ class Router {
     const int begin = shape_.blocks * segment / segments;
     const int end = segment < segments ? shape_.blocks * (segment + 1) / segments : begin;
     int sum = 0;
-#pragma unroll 16
-    for (int b = begin; b < end; ++b) sum += __ldcg(Counts(b) + expert);
+    for (int b = begin; b < end; b += kLoaded) {
+      int counts[kLoaded];
+      LoadCounts(expert, b, end, counts);
+      for (const int count : counts) sum += count;
+    }
     s_.segments[thread()] = sum;
     __syncthreads();
     int before = 0;
     for (int i = 0; i < segment; ++i) before += s_.segments[i * experts + expert];
     if (segment == segments - 1) s_.count[expert] = before + sum;
-#pragma unroll 16
-    for (int b = begin; b < end; ++b) {
-      const int count = __ldcg(Counts(b) + expert);
-      Counts(b)[expert] = before;
-      before += count;
+    for (int b = begin; b < end; b += kLoaded) {
+      int counts[kLoaded];
+      LoadCounts(expert, b, end, counts);
+#pragma unroll
+      for (int i = 0; i < kLoaded; ++i) {
+        if (b + i < end) Counts(b + i)[expert] = before;
+        before += counts[i];
+      }
     }
     __syncthreads();
     if (warp() == 0) PlaceExperts();
@@ -508,7 +522,7 @@ __global__ void __launch_bounds__(kRouteThreads)
 }
 
 constexpr int kGatherWarps = 8;
-constexpr int64_t kManyTokens = 512;
+constexpr int64_t kManyTokens = 4096;
 
 // A warp copies a part of a token's activations to the rows of all its pairs.
 __global__ void __launch_bounds__(kGatherWarps * 32)
