@@ -34,10 +34,6 @@ __device__ inline int32_t AcquireLoad(const int32_t* counter) {
 // Between stores to device memory and bulk copies of it within one launch.
 __device__ inline void FenceAsyncProxy() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-__device__ inline void PrefetchToL2(const void* global, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
-}
-
 // Uniform over the block.
 struct ExpertItem {
   TileKind kind = TileKind::kFp4;

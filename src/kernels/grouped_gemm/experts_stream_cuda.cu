@@ -78,29 +78,10 @@ class ExpertItems {
 
  private:
   __device__ void ReadPlan(int first_item) {
-    if (!work_.plan_is_early) {
-      PrefetchShared();
-      WaitForPredecessor();
-    }
+    if (!work_.plan_is_early) WaitForPredecessor();
     // Both loads at once, should this block have the item.
     if (work_.gate_up) Tile(min(first_item / work_.deal.items_of_tile, work_.max_tiles - 1));
     num_tiles_ = work_.shared_tiles + *p_.plan.num_tiles;
-  }
-
-  // While the plan is made the memory has nothing to do: clusters that cannot begin bring the
-  // shared expert's weights to the second-level cache, a part each.
-  __device__ void PrefetchShared() const {
-    const int blocks = 2 * (work_.deal.num_clusters - work_.deal.busy());
-    const int block = 2 * (cluster_ - work_.deal.busy()) + rank_;
-    if (num_shared_ != 0 || blocks == 0) return;
-    const int64_t matrix = p_.hidden / 128 * (p_.intermediate / 64);  // tiles
-    for (int64_t i = block + int64_t{blocks} * (threadIdx.x % 32);
-         i < (work_.down ? 3 : 2) * matrix; i += int64_t{blocks} * 32) {
-      PrefetchToL2(i < 2 * matrix
-                       ? p_.shared.gate_up + i * TileMatrixBytes(TileKind::kFp8)
-                       : p_.shared.down + (i - 2 * matrix) * TileMatrixBytes(TileKind::kFp8),
-                   TileMatrixBytes(TileKind::kFp8));
-    }
   }
 
   __device__ int TakeNext() const {
