@@ -88,7 +88,8 @@ class CudaDevice final : public Device, private Buffer::Deleter {
     RETURN_IF_CUDA_ERROR("cudaMalloc", error);
     Buffer buffer(static_cast<std::byte*>(data), bytes, this);
     RETURN_IF_CUDA_ERROR("cudaMemset", cudaMemset(data, 0, static_cast<size_t>(bytes)));
-    // The zeros go through another stream than what will be written: no stream of ours waits for it.
+    // The zeros go through another stream than what will be written: no stream of ours waits for
+    // it.
     RETURN_IF_CUDA_ERROR("cudaMemset", cudaStreamSynchronize(cudaStreamLegacy));
     return buffer;
   }
