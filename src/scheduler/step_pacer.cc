@@ -55,14 +55,10 @@ double StepPacer::DecodeSeconds(int num_decodes) const {
 
 // What prompts may add to a step of decodes.
 double StepPacer::PrefillShare(const StepLoad& load) const {
-  const double ratio =
-      static_cast<double>(load.num_decodes) / std::max(1, load.num_waiting_sessions);
-  const double floor = decode_floor_ * std::min(1.0, ratio);
-  return DecodeSeconds(load.num_decodes) * (1 / floor - 1);
+  return DecodeSeconds(load.num_decodes) * (1 / decode_floor_ - 1);
 }
 
 int64_t StepPacer::ChunkTokens(const StepLoad& load, int64_t wanted) const {
-  if (load.num_waiting_sessions > load.num_decodes) return wanted;
   const int64_t small = prompt_costs_.TokensWithin(PrefillShare(load) * kPlannedShare, wanted);
   const double cheapest = prompt_costs_.SecondsPerToken(wanted);
   if (prompt_costs_.SecondsPerToken(small) <= kDearnessOfSmall * cheapest) return small;

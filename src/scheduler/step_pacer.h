@@ -11,9 +11,6 @@
 // unused can be taken at once, up to kBurstSeconds, so that prompts which come together start
 // together.
 //
-// Where more sessions wait with prompts than sequences decode, the floor falls in proportion, and
-// prompts run in full steps: many that wait are not held up for few that run.
-//
 // Pure arithmetic on given durations: no clock. One thread (the engine's).
 #pragma once
 
