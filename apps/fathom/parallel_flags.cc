@@ -43,7 +43,7 @@ void AddLayoutFlags(std::vector<ServeFlag>* flags) {
       FlagKind::kSwitch));
   flags->push_back(Works(
       "disable-custom-all-reduce", "",
-      "on GPUs, leave sums to NCCL or host memory instead of kernels over peer memory",
+      "on GPUs, leave gathers to NCCL or host memory instead of kernels over peer memory",
       [](const FlagValues& v, ServeOptions& o) {
         o.model.disable_custom_all_reduce = v[0] == "true";
         return OkStatus();
