@@ -140,8 +140,7 @@ def test_help_names_every_flag():
 @pytest.mark.parametrize("row", rows("operations.md", "What fits where"), ids=lambda row: ", ".join(row[:3]))
 def test_the_table_of_what_fits_is_what_the_command_says(row):
     model, gpus, layout = row[0], row[1].split(" x ")[1], row[2]
-    (found,) = layouts(model.lower(), "--gpu", gpus.lower().replace(" ", "-"), *flags(layout),
-                       "--max-num-batched-tokens", "2048")
+    (found,) = layouts(model.lower(), "--gpu", gpus.lower().replace(" ", "-"), *flags(layout))
     fullest = min(found["stages"], key=lambda stage: stage["kv_budget_bytes"])
     expected = [gib(fullest["weight_bytes"]), gib(fullest["workspace_bytes"])]
     if found["fits"]:
