@@ -10,8 +10,8 @@
 //   "ids": [...]                  in place of "say"
 //   "fail": TEXT                  the step of the first token fails with this message
 //   "step_ms", "prefill_ms"       how long each token takes, and the first one besides
-// The last rule that fits wins. The next token has logit 20 and all others 0; the text ends with
-// EOS.
+// The last rule that fits wins. The next token has logit 60 and all others 0: sampling at a
+// temperature of 1 draws another once in 10^20 tokens. The text ends with EOS.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@
 namespace fathom::app {
 namespace {
 
-constexpr float kScriptedLogit = 20.0f;
+constexpr float kScriptedLogit = 60.0f;
 constexpr int64_t kDefaultModelLen = 131072;
 
 struct Answer {
