@@ -4,10 +4,6 @@
 
 #include <cuda_runtime.h>
 
-#include <cstdint>
-
-#include "kernels/sm90.cuh"
-
 namespace fathom::kernels {
 
 // The sums of kValues values over a warp, a power of two of them: that of value i on the
@@ -26,18 +22,6 @@ __device__ __forceinline__ float TransposedSum(float (&v)[kValues]) {
   }
   for (; stride > 0; stride /= 2) v[0] += __shfl_xor_sync(0xffffffffu, v[0], stride);
   return v[0];
-}
-
-// `value` to this block's address `p` in the shared memory of the cluster's block `rank`, where its
-// four bytes count for this block's address `barrier`.
-__device__ __forceinline__ void SendToBlock(float* p, float value, uint64_t* barrier, int rank) {
-  asm volatile(
-      "{\n.reg .b32 p, b;\nmapa.shared::cluster.u32 p, %0, %3;\n"
-      "mapa.shared::cluster.u32 b, %2, %3;\n"
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [p], %1, [b];\n}" ::"r"(
-          SharedAddress(p)),
-      "f"(value), "r"(SharedAddress(barrier)), "r"(rank)
-      : "memory");
 }
 
 }  // namespace fathom::kernels

@@ -140,13 +140,15 @@ __device__ inline void SendInCluster(uint32_t address, float value, uint32_t bar
       "f"(value), "r"(barrier)
       : "memory");
 }
+// `value` to this block's address `p` in the cluster's block `rank`, on whose `barrier` it counts.
+__device__ inline void SendToBlock(const float* p, float value, const uint64_t* barrier,
+                                   uint32_t rank) {
+  SendInCluster(AddressInBlock(p, rank), value, AddressInBlock(barrier, rank));
+}
 // `value` to this block's address `p` in the shared memory of the cluster's block `rank`.
 __device__ inline void StoreToBlock(float* p, uint32_t rank, float value) {
-  uint32_t address;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-               : "=r"(address)
-               : "r"(SharedAddress(p)), "r"(rank));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(AddressInBlock(p, rank)), "f"(value)
+               : "memory");
 }
 
 }  // namespace fathom::kernels

@@ -15,8 +15,6 @@ namespace fathom::kernels {
 
 inline constexpr int kTileBytes = 1024;
 inline constexpr int kTileRows = 8;
-inline constexpr int kFp8TileCols = 128;
-inline constexpr int kBf16TileCols = 64;
 
 __host__ __device__ inline int64_t Fp8TileOffset(int64_t t, int64_t k, int64_t row_groups) {
   const int64_t row = t % 8;

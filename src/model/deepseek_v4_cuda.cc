@@ -593,23 +593,32 @@ class CudaModel final : public DeepSeekV4 {
     return {ws_->pairs, ws_->plan.pair_of, c_.num_experts_per_token};
   }
 
+  // With whole matrices; tokens and experts are the caller's.
+  kernels::CudaExpertParams ExpertParams(const CudaStep& step, const CudaBlockWeights& w,
+                                         const kernels::Fp8Tiles& gathered) const {
+    return {.hidden = c_.hidden_size,
+            .intermediate = c_.moe_intermediate_size,
+            .num_chosen = c_.num_experts_per_token,
+            .swiglu_limit = static_cast<float>(c_.swiglu_limit),
+            .routed = w.routed,
+            .shared = w.shared,
+            .x = HFp8(step),
+            .gathered = gathered,
+            .plan = ws_->plan,
+            .t = {ws_->t, ws_->t_scales, ws_->pair_rows / 8},
+            .y = ws_->pairs,
+            .y_stride = c_.hidden_size};
+  }
+
   void Experts(const CudaStep& step, const CudaBlockWeights& w, const kernels::Fp8Tiles& gathered) {
-    const kernels::Fp8Tiles t{ws_->t, ws_->t_scales, ws_->pair_rows / 8};
-    kernels::CudaExpertParams p{.num_tokens = step.batch.num_tokens,
-                                .prefill = step.prefill,
-                                .hidden = c_.hidden_size,
-                                .intermediate = intermediate_.count(rank()) * kBlock,
-                                .num_experts = c_.num_experts,
-                                .num_chosen = c_.num_experts_per_token,
-                                .swiglu_limit = static_cast<float>(c_.swiglu_limit),
-                                .routed = w.routed,
-                                .shared = w.shared,
-                                .x = HFp8(step),
-                                .gathered = gathered,
-                                .plan = ws_->plan,
-                                .t = Own(t, intermediate_),
-                                .y = ws_->pairs + outputs_.begin[rank()],
-                                .y_stride = c_.hidden_size};
+    kernels::CudaExpertParams p = ExpertParams(step, w, gathered);
+    const kernels::Fp8Tiles t = p.t;
+    p.num_tokens = step.batch.num_tokens;
+    p.prefill = step.prefill;
+    p.intermediate = intermediate_.count(rank()) * kBlock;
+    p.num_experts = c_.num_experts;
+    p.t = Own(t, intermediate_);
+    p.y += outputs_.begin[rank()];
     if (step.recorder != nullptr) step.recorder->OnOperator("experts", layer_);
     if (collectives_ == nullptr) {
       kernels::Launch(p, *step.stream);
@@ -646,24 +655,13 @@ class CudaModel final : public DeepSeekV4 {
                                           .first_group = (step.slots + 63) / 64 * 8,
                                           .plan = ws_->plan,
                                           .gathered = gathered});
-    Enqueue(step, "experts",
-            kernels::CudaExpertParams{.num_tokens = expert_ranks_->size() * step.slots,
-                                      .prefill = step.experts_prefill,
-                                      .hidden = c_.hidden_size,
-                                      .intermediate = c_.moe_intermediate_size,
-                                      .num_experts = num_own_experts,
-                                      .num_chosen = c_.num_experts_per_token,
-                                      .swiglu_limit = static_cast<float>(c_.swiglu_limit),
-                                      .routed = w.routed,
-                                      .shared = w.shared,
-                                      .x = HFp8(step),
-                                      .gathered = gathered,
-                                      .plan = ws_->plan,
-                                      .t = {ws_->t, ws_->t_scales, ws_->pair_rows / 8},
-                                      .y = ws_->pairs,
-                                      .y_stride = c_.hidden_size,
-                                      .num_shared_tokens = step.batch.num_tokens,
-                                      .shared_y = expert_ranks_->outputs()});
+    kernels::CudaExpertParams p = ExpertParams(step, w, gathered);
+    p.num_tokens = expert_ranks_->size() * step.slots;
+    p.prefill = step.experts_prefill;
+    p.num_experts = num_own_experts;
+    p.num_shared_tokens = step.batch.num_tokens;
+    p.shared_y = expert_ranks_->outputs();
+    Enqueue(step, "experts", p);
     Enqueue(
         step, "outputs to their ranks",
         kernels::CudaReturnOutputsParams{

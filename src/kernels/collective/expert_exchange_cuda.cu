@@ -4,6 +4,7 @@
 #include "base/check.h"
 #include "kernels/collective/expert_exchange_cuda.h"
 #include "kernels/collective/packets.cuh"
+#include "kernels/grouped_gemm/expert_plan.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/moe_route/moe_route_cuda.h"
 
@@ -102,18 +103,6 @@ __global__ void __launch_bounds__(kThreads)
   TellAll(e, number, kTokens);
 }
 
-// The sum of values before this lane's; `total` of all.
-__device__ int ExclusiveSum(int value, int& total) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  int sum = value;
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, sum, offset);
-    if (lane >= offset) sum += other;
-  }
-  total = __shfl_sync(0xffffffffu, sum, 31);
-  return sum - value;
-}
-
 // One block.
 __global__ void __launch_bounds__(kPlanThreads)
     PlanOwnExpertsKernel(const __grid_constant__ CudaTakeTokensParams p, int tile_rows) {
@@ -138,22 +127,9 @@ __global__ void __launch_bounds__(kPlanThreads)
   }
   __syncthreads();
   if (thread < 32) {
-    int groups = static_cast<int>(p.first_group), tiles = 0;
-    for (int base = 0; base < p.num_experts; base += 32) {
-      const int e = base + thread, n = e < p.num_experts ? count[e] : 0;
-      int all_groups, all_tiles;
-      const int group = groups + ExclusiveSum((n + 7) / 8, all_groups);
-      const int first = tiles + ExclusiveSum((n + tile_rows - 1) / tile_rows, all_tiles);
-      groups += all_groups;
-      tiles += all_tiles;
-      if (e >= p.num_experts) continue;
-      first_row[e] = group * 8;
-      for (int i = 0; i * tile_rows < n; ++i) {
-        const int at = group + i * tile_rows / 8;
-        p.plan.tiles[first + i] = {e, at, at, min(tile_rows, n - i * tile_rows)};
-      }
-    }
-    if (thread == 0) *p.plan.num_tiles = num_tiles = tiles;
+    const int tiles = PlaceExperts(p.plan, p.num_experts, count, first_row,
+                                   static_cast<int>(p.first_group), tile_rows);
+    if (thread == 0) num_tiles = tiles;
   }
   __syncthreads();
   const int64_t num_tokens = peers.size * x.slots;

@@ -25,7 +25,6 @@ inline constexpr int kMaxPeers = 8;
 // A packet is 16 bytes, written at once: two words of values, each beside what names the
 // exchange, so that whoever reads a pair of them knows that it has arrived.
 inline constexpr int64_t kPacketBytes = 16;
-inline constexpr int64_t kPacketValueBytes = 8;
 // Packets are twice their values, and each is stored for every other rank. Plain values are faster
 // among more than two ranks, and from so many bytes on between two.
 inline constexpr int64_t kMaxPacketBytesSent = int64_t{192} << 10;

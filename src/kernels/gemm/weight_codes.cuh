@@ -28,11 +28,16 @@ __device__ inline uint32_t SelectBytes(uint32_t low, uint32_t high, uint32_t nib
   return bytes;
 }
 
-// Eight FP4 codes of a kFp4 tile to two registers of e4m3 codes.
-__device__ inline void ExpandFp4(uint32_t word, uint32_t& first, uint32_t& second) {
+// Eight FP4 codes of a kFp4 tile to two registers of e4m3 codes. low, high: the e4m3 codes of the
+// eight FP4 magnitudes, or of a multiple of them.
+__device__ inline void ExpandFp4(uint32_t word, uint32_t low, uint32_t high, uint32_t& first,
+                                 uint32_t& second) {
   const uint32_t magnitudes = word & 0x77777777u;
-  first = SelectBytes(0x3c383000u, 0x4c484440u, magnitudes) | (word & 0x80808080u);
-  second = SelectBytes(0x3c383000u, 0x4c484440u, magnitudes >> 16) | ((word << 4) & 0x80808080u);
+  first = SelectBytes(low, high, magnitudes) | (word & 0x80808080u);
+  second = SelectBytes(low, high, magnitudes >> 16) | ((word << 4) & 0x80808080u);
+}
+__device__ inline void ExpandFp4(uint32_t word, uint32_t& first, uint32_t& second) {
+  ExpandFp4(word, 0x3c383000u, 0x4c484440u, first, second);
 }
 
 }  // namespace fathom::kernels

@@ -75,14 +75,6 @@ __device__ __forceinline__ void ReleaseAt(uint64_t* barrier, uint32_t rank) {
       : "memory");
 }
 
-// Eight FP4 codes of a kFp4 tile to two registers of e4m3 codes.
-__device__ __forceinline__ void ExpandFp4(uint32_t word, uint2 codes, uint32_t& first,
-                                          uint32_t& second) {
-  const uint32_t magnitudes = word & 0x77777777u;
-  first = SelectBytes(codes.x, codes.y, magnitudes) | (word & 0x80808080u);
-  second = SelectBytes(codes.x, codes.y, magnitudes >> 16) | ((word << 4) & 0x80808080u);
-}
-
 // e4m3 codes of the eight FP4 magnitudes times 2^(6 - i), i the q-th byte of `below`. The first: up
 // to i = 11, where all are normal. The other: nearest even; below 2^-18 that is zero.
 __device__ __forceinline__ uint2 NormalFp4Codes(uint32_t below, int q) {
@@ -349,14 +341,16 @@ class Fp4Multiplier {
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
         for (int r = 0; r < 2; ++r) {
-          ExpandFp4(words[r][q], NormalFp4Codes(below[r], q), a[q][r], a[q][r + 2]);
+          const uint2 codes = NormalFp4Codes(below[r], q);
+          ExpandFp4(words[r][q], codes.x, codes.y, a[q][r], a[q][r + 2]);
         }
       }
     } else {
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
         for (int r = 0; r < 2; ++r) {
-          ExpandFp4(words[r][q], AllFp4Codes(below[r], q), a[q][r], a[q][r + 2]);
+          const uint2 codes = AllFp4Codes(below[r], q);
+          ExpandFp4(words[r][q], codes.x, codes.y, a[q][r], a[q][r + 2]);
         }
       }
     }

@@ -232,7 +232,8 @@ class Boundary {
     const int i = lane() / kLanes, mix = i < kMixesPerWarp ? first_mix + i : kMixes;
     if (i == kMixesPerWarp && first_mix != 0) return;
     for (int to = lane() % kLanes; to < cluster_; to += kLanes) {
-      SendToBlock(&s_.sums[rank_ * kParts + part][mix], sum, &s_.sums_full, to);
+      SendToBlock(&s_.sums[rank_ * kParts + part][mix], sum, &s_.sums_full,
+                  static_cast<uint32_t>(to));
     }
   }
 
@@ -266,7 +267,8 @@ class Boundary {
     y = RoundQuad(y);
     const float own = WarpSum(Dot(y, y));
     if (lane() < cluster_) {
-      SendToBlock(&s_.squares[column0_ / 128 + warp()], own, &s_.squares_full, lane());
+      SendToBlock(&s_.squares[column0_ / 128 + warp()], own, &s_.squares_full,
+                  static_cast<uint32_t>(lane()));
     }
     BarrierWaitCluster(&s_.squares_full, 0);
     const float mean = WarpSum(s_.squares[lane()] + s_.squares[lane() + 32]) * inverse_hidden_;

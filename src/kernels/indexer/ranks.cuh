@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels/warp_scan.cuh"
+
 namespace fathom::kernels {
 
 inline constexpr int kRankBins = 4096;
@@ -64,14 +66,6 @@ struct RankRange {
   }
 };
 
-__device__ __forceinline__ int WarpInclusiveSum(int x) {
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, x, offset);
-    if (static_cast<int>(threadIdx.x % 32) >= offset) x += other;
-  }
-  return x;
-}
 // The sum of x over threads before this one, and over all kWarps warps of the block in `total`.
 template <int kWarps>
 __device__ int BlockScan(int x, int* warp_sums, int& total) {

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "kernels/gemm/gemm_cuda.h"
+#include "kernels/grouped_gemm/expert_plan.cuh"
 #include "kernels/latency.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/moe_route/moe_route_cuda.h"
@@ -320,18 +321,6 @@ __global__ void __launch_bounds__(kDirectThreads)
   }
 }
 
-// The sum of values before this thread's, over the first warp's 32 lanes.
-__device__ int ExclusiveScan(int value, int& total) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  int sum = value;
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, sum, offset);
-    if (lane >= offset) sum += other;
-  }
-  total = __shfl_sync(0xffffffffu, sum, 31);
-  return sum - value;
-}
-
 // How more tokens are shared: block i has those from i * tokens on.
 struct RouteShape {
   int tokens = 0;         // of a block
@@ -482,28 +471,13 @@ class Router {
       }
     }
     __syncthreads();
-    if (warp() == 0) PlaceExperts();
+    if (warp() == 0) MakeTiles();
   }
 
-  // One warp: tiles, and each expert's first row.
-  __device__ void PlaceExperts() {
-    int groups = shape_.shared_groups, tiles = 0;
-    const int rows = shape_.tile_rows;
-    for (int base = 0; base < p_.num_experts; base += 32) {
-      const int e = base + lane(), n = e < p_.num_experts ? s_.count[e] : 0;
-      int all_groups, all_tiles;
-      const int group = groups + ExclusiveScan((n + 7) / 8, all_groups);
-      const int first = tiles + ExclusiveScan((n + rows - 1) / rows, all_tiles);
-      groups += all_groups;
-      tiles += all_tiles;
-      if (e >= p_.num_experts) continue;
-      Counts(shape_.blocks)[e] = group * 8;
-      for (int i = 0; i * rows < n; ++i) {
-        const int at = group + i * rows / 8;
-        p_.plan.tiles[first + i] = {e, at, at, min(rows, n - i * rows)};
-      }
-    }
-    if (lane() == 0) *p_.plan.num_tiles = tiles;
+  // One warp.
+  __device__ void MakeTiles() {
+    const int tiles = PlaceExperts(p_.plan, p_.num_experts, s_.count, Counts(shape_.blocks),
+                                   shape_.shared_groups, shape_.tile_rows);
     const int num_progress = 1 + NumSharedTiles(p_.num_tokens) + tiles;
     for (int i = lane(); i < num_progress; i += 32) p_.plan.progress[i] = 0;
   }

@@ -47,11 +47,6 @@ __device__ __forceinline__ uint32_t Fp4Scale(float max) {
 __device__ __forceinline__ uint32_t Fp8Codes(float low, float high) {
   return __nv_cvt_float2_to_fp8x2({low, high}, __NV_SATFINITE, __NV_E4M3);
 }
-__device__ __forceinline__ float2 Fp8Values(uint32_t codes) {
-  const __half2_raw pair =
-      __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), __NV_E4M3);
-  return __half22float2(__half2(pair));
-}
 
 // The e2m1 code; nearest even, clamped.
 __device__ __forceinline__ uint32_t Fp4Code(float x) {

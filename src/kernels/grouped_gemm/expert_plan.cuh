@@ -1,0 +1,37 @@
+// What the kernels that make an ExpertPlan share. Device code only.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/grouped_gemm/expert_plan.h"
+#include "kernels/warp_scan.cuh"
+
+namespace fathom::kernels {
+
+// By one warp: the rows of each expert's pairs, whole groups of eight from `first_group` on, and
+// the plan's tiles of up to `tile_rows` rows; returns how many. count, first_row: [num_experts], in
+// shared or device memory.
+__device__ __forceinline__ int PlaceExperts(const ExpertPlan& plan, int num_experts,
+                                            const int* count, int* first_row, int first_group,
+                                            int tile_rows) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  int groups = first_group, tiles = 0;
+  for (int base = 0; base < num_experts; base += 32) {
+    const int e = base + lane, n = e < num_experts ? count[e] : 0;
+    int all_groups, all_tiles;
+    const int group = groups + WarpExclusiveSum((n + 7) / 8, all_groups);
+    const int first = tiles + WarpExclusiveSum((n + tile_rows - 1) / tile_rows, all_tiles);
+    groups += all_groups;
+    tiles += all_tiles;
+    if (e >= num_experts) continue;
+    first_row[e] = group * 8;
+    for (int i = 0; i * tile_rows < n; ++i) {
+      const int at = group + i * tile_rows / 8;
+      plan.tiles[first + i] = {e, at, at, min(tile_rows, n - i * tile_rows)};
+    }
+  }
+  if (lane == 0) *plan.num_tiles = tiles;
+  return tiles;
+}
+
+}  // namespace fathom::kernels
