@@ -2,16 +2,14 @@
 // their share of what the memory (4.55 TB/s) or the tensor cores (785 TFLOP/s BF16, 1,320 FP8)
 // could do, whichever bounds them. Launches are timed in a graph of 16 layers, so that caches do
 // not hold the keys. `attention_bench [decode|prefill|ranks|long]`; all otherwise.
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <functional>
 #include <vector>
 
 #include "kernels/attention_prologue/attention_prologue_cuda.h"
+#include "kernels/cuda_bench.cuh"
 #include "kernels/indexer/indexer_cuda.h"
 #include "kernels/sparse_attention/sparse_attention_cuda.h"
 
@@ -19,87 +17,31 @@ namespace fathom::kernels {
 namespace {
 
 constexpr int kLayers = 16;
-constexpr double kBytesPerUs = 4.55e6, kBf16PerUs = 785e6, kFp8PerUs = 1320e6;
+constexpr double kBf16PerUs = 785e6, kFp8PerUs = 1320e6;
 
-__global__ void FillWords(uint32_t* words, int64_t count, uint32_t mask, uint32_t base,
-                          uint32_t seed = 12345) {
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    uint32_t x = static_cast<uint32_t>(i) * 2654435761u + seed;
-    x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
-    words[i] = (x & mask) + base;
-  }
-}
+// Every byte of a word below 0x40: an FP8 number under 2, a BF16 number under 2, scales 2^-63 and
+// more when read as ue8m0, all harmless.
+constexpr uint32_t kHarmless = 0x3f3f3f3f;
 
-class Bench {
+class Bench : public CudaBench {
  public:
-  Bench() : device_(std::move(device::MakeCudaDevice(0).value())) {
-    stream_ = std::move(device_->MakeStream().value());
+  std::byte* Memory(int64_t bytes, uint32_t mask = kHarmless) {
+    auto* const words = Allocate<uint32_t>((bytes + 3) / 4);
+    Fill(words, bytes / 4, 12345, MaskedWord{mask});
+    return reinterpret_cast<std::byte*>(words);
   }
-
-  // Every byte of a word below 0x40 (an FP8 number under 2, a BF16 number under 2, scales 2^-63 and
-  // more when read as ue8m0: harmless) unless told otherwise.
-  std::byte* Memory(int64_t bytes, uint32_t mask = 0x3f3f3f3f, uint32_t base = 0) {
-    buffers_.push_back(std::move(device_->Allocate((bytes + 15) / 16 * 16).value()));
-    FillWords<<<1024, 256, 0, native()>>>(reinterpret_cast<uint32_t*>(buffers_.back().data()),
-                                          bytes / 4, mask, base);
-    return buffers_.back().data();
+  template <typename T>
+  T* Array(int64_t count, uint32_t mask = kHarmless) {
+    return reinterpret_cast<T*>(Memory(count * static_cast<int64_t>(sizeof(T)), mask));
   }
   // FP4 keys whose scales are 2^-15 to 1, so that scores differ as real ones do.
   void FillKeys(std::byte* blocks, int64_t num_blocks, int64_t block_bytes, int64_t offset,
                 int64_t bytes) {
     for (int64_t b = 0; b < num_blocks; ++b) {
-      FillWords<<<32, 256, 0, native()>>>(
-          reinterpret_cast<uint32_t*>(blocks + b * block_bytes + offset), bytes / 4, 0x0f0f0f0f,
-          0x70707070, static_cast<uint32_t>(b) * 40503u);
+      Fill(reinterpret_cast<uint32_t*>(blocks + b * block_bytes + offset), bytes / 4,
+           static_cast<uint32_t>(b) * 40503u, MaskedWord{0x0f0f0f0f, 0x70707070});
     }
   }
-  template <typename T>
-  T* Array(int64_t count, uint32_t mask = 0x3f3f3f3f, uint32_t base = 0) {
-    return reinterpret_cast<T*>(Memory(count * static_cast<int64_t>(sizeof(T)), mask, base));
-  }
-  int32_t* Ints(const std::vector<int32_t>& values) {
-    auto* out = Array<int32_t>(static_cast<int64_t>(values.size()));
-    CHECK(stream_->Copy(out, values.data(), static_cast<int64_t>(values.size() * 4)).ok());
-    CHECK(stream_->Synchronize().ok());
-    return out;
-  }
-
-  // Microseconds a layer.
-  double Time(const std::function<void(int)>& launch) {
-    CHECK(stream_->Synchronize().ok());
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    CHECK_EQ(cudaStreamBeginCapture(native(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
-    for (int layer = 0; layer < kLayers; ++layer) launch(layer);
-    CHECK_EQ(cudaStreamEndCapture(native(), &graph), cudaSuccess);
-    CHECK_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
-    cudaEvent_t events[2];
-    for (auto& event : events) cudaEventCreate(&event);
-    std::vector<float> times;
-    for (int i = 0; i < 7; ++i) {
-      cudaEventRecord(events[0], native());
-      cudaGraphLaunch(exec, native());
-      cudaEventRecord(events[1], native());
-      CHECK_EQ(cudaEventSynchronize(events[1]), cudaSuccess);
-      float ms = 0;
-      cudaEventElapsedTime(&ms, events[0], events[1]);
-      times.push_back(ms * 1e3f / kLayers);
-    }
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
-    std::sort(times.begin() + 1, times.end());
-    return times[times.size() / 2];
-  }
-
-  device::Stream& stream() { return *stream_; }
-  void Free() { buffers_.clear(); }
-
- private:
-  cudaStream_t native() { return static_cast<cudaStream_t>(stream_->native_handle()); }
-  std::unique_ptr<device::Device> device_;
-  std::unique_ptr<device::Stream> stream_;
-  std::vector<device::Buffer> buffers_;
 };
 
 struct Model {
@@ -135,10 +77,10 @@ class Layer {
       first.push_back(std::max(0, step.num_computed - 127) / 64);
       slots.push_back(s);
     }
-    batch_.cu_seqlens_q = bench.Ints(cu), batch_.num_computed = bench.Ints(computed);
-    batch_.token_seq = bench.Ints(seq), batch_.positions = bench.Ints(positions);
-    batch_.block_tables = bench.Ints(blocks), batch_.window_tables = bench.Ints(pages);
-    batch_.first_window_page = bench.Ints(first), batch_.state_slots = bench.Ints(slots);
+    batch_.cu_seqlens_q = bench.Upload(cu), batch_.num_computed = bench.Upload(computed);
+    batch_.token_seq = bench.Upload(seq), batch_.positions = bench.Upload(positions);
+    batch_.block_tables = bench.Upload(blocks), batch_.window_tables = bench.Upload(pages);
+    batch_.first_window_page = bench.Upload(first), batch_.state_slots = bench.Upload(slots);
     const int64_t num_blocks = int64_t{batch_.max_blocks} * step.num_seqs;
     block_pool_ = bench.Memory(num_blocks * kBlockBytes);
     bench.FillKeys(block_pool_, num_blocks, kBlockBytes, kLayers * kEntries, kLayers * kKeys);
@@ -171,10 +113,10 @@ class Layer {
     for (int64_t i = 0; i < step_.num_seqs; ++i) {  // merged_end of ratio 128
       states[static_cast<size_t>(i * p.slot_bytes / 4)] = std::max(0, step_.num_computed - 8);
     }
-    p.main.state = reinterpret_cast<std::byte*>(bench_.Ints(states));
+    p.main.state = reinterpret_cast<std::byte*>(bench_.Upload(states));
     p.index.state = p.main.state + (1 << 17);
     p.frequencies = bench_.Array<float>(32);
-    const double us = bench_.Time([&](int layer) {
+    const double us = bench_.Time(kLayers, [&](int layer) {
       p.pages = Window(layer), p.main.cache = Compressed(layer, ratio),
       p.index.cache = Index(layer);
       Launch(p, bench_.stream());
@@ -201,7 +143,7 @@ class Layer {
     p.counters = bench_.Memory(IndexCountersBytes(), 0);
     p.selected = bench_.Array<int32_t>(int64_t{tokens_} * p.topk);
     p.counts = bench_.Array<int32_t>(tokens_);
-    const double us = bench_.Time([&](int layer) {
+    const double us = bench_.Time(kLayers, [&](int layer) {
       p.keys = Index(layer);
       Launch(p, bench_.stream());
     });
@@ -235,10 +177,10 @@ class Layer {
         keys += std::min(position + 1, 128) + (ratio == 4 ? count : ratio ? position / 128 : 0);
       }
     }
-    p.selected = bench_.Ints(selected);
+    p.selected = bench_.Upload(selected);
     p.out = {bench_.Array<__nv_bfloat16>(rows_ * p.num_heads * 512), rows_ / 8};
     p.workspace = bench_.Array<float>(SparseAttentionWorkspaceBytes(p.num_heads) / 4);
-    const double us = bench_.Time([&](int layer) {
+    const double us = bench_.Time(kLayers, [&](int layer) {
       p.pages = Window(layer), p.compressed = Compressed(layer, ratio);
       Launch(p, bench_.stream());
     });

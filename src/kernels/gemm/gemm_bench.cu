@@ -3,15 +3,12 @@
 // a graph of dependent launches, each of other weights. `after idle`: each behind a kernel of one
 // block that takes 12 us, as the step's phases without weights do, less that kernel's time.
 // `gemm_bench [tokens ...]`.
-#include <cuda_runtime.h>
-
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
-#include <memory>
 #include <vector>
 
+#include "kernels/collective/packets.cuh"
+#include "kernels/cuda_bench.cuh"
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/launch.cuh"
 
@@ -20,25 +17,13 @@ namespace {
 
 constexpr int kMaxLayers = 16;
 constexpr int64_t kMaxTokens = 512;
-constexpr double kBytesPerUs = 4.55e6;
-
-__global__ void FillWords(uint32_t* words, int64_t count) {
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    uint32_t x = static_cast<uint32_t>(i) * 2654435761u;
-    x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
-    words[i] = x & 0x3f3f3f3f;
-  }
-}
 
 __global__ void IdleKernel() {
   WaitForPredecessor();
   AllowSuccessor();
-  uint64_t start, now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
-  do {
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  } while (now - start < 12000);
+  const uint64_t start = Nanoseconds();
+  while (Nanoseconds() - start < 12000) {
+  }
 }
 
 struct Matrix {
@@ -72,8 +57,7 @@ const std::vector<Product> kProducts = {
 
 class Bench {
  public:
-  Bench() : device_(std::move(device::MakeCudaDevice(0).value())) {
-    stream_ = std::move(device_->MakeStream().value());
+  Bench() {
     x_ = Memory(kMaxTokens * 32768 * 2);
     scales_ = Memory(kMaxTokens * 64 * 4);
     y_ = Memory(kMaxTokens * 129280 * 4);
@@ -82,7 +66,7 @@ class Bench {
   void Run(const Product& product, int ranks, const std::vector<int64_t>& tokens) {
     double bytes = 0;
     std::vector<CudaGemmParams> layers;
-    buffers_.resize(3);
+    bench_.Free(3);
     while (layers.size() < kMaxLayers && bytes * layers.size() < 6e9) {
       CudaGemmParams& params = layers.emplace_back();
       bytes = 0;
@@ -128,47 +112,20 @@ class Bench {
 
  private:
   std::byte* Memory(int64_t bytes) {
-    buffers_.push_back(std::move(device_->Allocate((bytes + 15) / 16 * 16).value()));
-    FillWords<<<1024, 256, 0, native()>>>(reinterpret_cast<uint32_t*>(buffers_.back().data()),
-                                          bytes / 4);
-    return buffers_.back().data();
+    auto* const words = bench_.Allocate<uint32_t>((bytes + 3) / 4);
+    bench_.Fill(words, bytes / 4, 0, MaskedWord{0x3f3f3f3f});
+    return reinterpret_cast<std::byte*>(words);
   }
 
   // Microseconds a layer, in turn or with an idle kernel before each.
   double Time(const std::vector<CudaGemmParams>& layers, bool idle) {
-    CHECK(stream_->Synchronize().ok());
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    CHECK_EQ(cudaStreamBeginCapture(native(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
-    for (const CudaGemmParams& params : layers) {
-      if (idle) LaunchKernel(IdleKernel, 1, 32, 0, *stream_);
-      Launch(params, *stream_);
-    }
-    CHECK_EQ(cudaStreamEndCapture(native(), &graph), cudaSuccess);
-    CHECK_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
-    cudaEvent_t events[2];
-    for (auto& event : events) cudaEventCreate(&event);
-    std::vector<float> times;
-    for (int i = 0; i < 9; ++i) {
-      cudaEventRecord(events[0], native());
-      cudaGraphLaunch(exec, native());
-      cudaEventRecord(events[1], native());
-      CHECK_EQ(cudaEventSynchronize(events[1]), cudaSuccess);
-      float ms = 0;
-      cudaEventElapsedTime(&ms, events[0], events[1]);
-      times.push_back(ms * 1e3f / static_cast<float>(layers.size()));
-    }
-    for (auto& event : events) cudaEventDestroy(event);
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
-    std::sort(times.begin() + 1, times.end());
-    return times[times.size() / 2];
+    return bench_.Time(static_cast<int>(layers.size()), [&](int i) {
+      if (idle) LaunchKernel(IdleKernel, 1, 32, 0, bench_.stream());
+      Launch(layers[static_cast<size_t>(i)], bench_.stream());
+    });
   }
 
-  cudaStream_t native() { return static_cast<cudaStream_t>(stream_->native_handle()); }
-  std::unique_ptr<device::Device> device_;
-  std::unique_ptr<device::Stream> stream_;
-  std::vector<device::Buffer> buffers_;
+  CudaBench bench_;
   std::byte *x_, *scales_, *y_;
   double idle_ = 0;
 };

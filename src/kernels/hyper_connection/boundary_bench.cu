@@ -2,16 +2,13 @@
 // share of what the memory could do (4.55 TB/s, each byte once). A graph of 16 launches, each
 // behind the one before, as in a step. `boundary_bench [tokens...]`; a number with a p behind it: a
 // prompt's.
-#include <cuda_runtime.h>
-
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <random>
 #include <vector>
 
+#include "kernels/cuda_bench.cuh"
 #include "kernels/hyper_connection/boundary_large.h"
 #include "kernels/hyper_connection/hyper_connection_cuda.h"
 #include "kernels/moe_route/moe_route_cuda.h"
@@ -21,30 +18,10 @@ namespace {
 
 constexpr int kLayers = 16;
 constexpr int kHidden = 4096, kExperts = 256, kChosen = 6;
-constexpr double kBytesPerUs = 4.55e6;
-
-__global__ void FillFloats(float* out, int64_t count, float scale, uint32_t seed) {
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    uint32_t x = static_cast<uint32_t>(i) * 2654435761u + seed;
-    x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
-    out[i] = (static_cast<float>(x >> 8) * 0x1p-23f - 1.0f) * scale;
-  }
-}
-__global__ void FillBf16(__nv_bfloat16* out, int64_t count, uint32_t seed) {
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    uint32_t x = static_cast<uint32_t>(i) * 2654435761u + seed;
-    x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
-    out[i] = __float2bfloat16(static_cast<float>(x >> 8) * 0x1p-23f - 1.0f);
-  }
-}
 
 class Bench {
  public:
-  explicit Bench(int64_t tokens, bool prefill)
-      : device_(std::move(device::MakeCudaDevice(0).value())), tokens_(tokens), prefill_(prefill) {
-    stream_ = std::move(device_->MakeStream().value());
+  explicit Bench(int64_t tokens, bool prefill) : tokens_(tokens), prefill_(prefill) {
     groups_ = (tokens + 255) / 256 * 32;
     streams_ = Bf16(tokens * kNumStreams * kHidden);
     pairs_ = Bf16((1 + kChosen) * tokens * kHidden);
@@ -57,8 +34,8 @@ class Bench {
     }
     norm_ = Bf16(kHidden);
     base_ = Floats(kNumMixes);
-    codes_ = Array<uint8_t>(groups_ * 8 * kHidden);
-    gathered_ = Array<uint8_t>(MaxPairRows(tokens, kExperts, kChosen) * kHidden);
+    codes_ = bench_.Zeros<uint8_t>(groups_ * 8 * kHidden);
+    gathered_ = bench_.Zeros<uint8_t>(MaxPairRows(tokens, kExperts, kChosen) * kHidden);
     gathered_scales_ = Floats(MaxPairRows(tokens, kExperts, kChosen) * kHidden / 128);
     scales_ = Floats(groups_ * 8 * kHidden / 128);
     scratch_ = Floats(BoundaryScratchFloats(tokens, kHidden));
@@ -73,21 +50,21 @@ class Bench {
         pair_of.push_back(static_cast<int32_t>(random() % static_cast<uint32_t>(kChosen * tokens) +
                                                static_cast<uint32_t>(tokens)));
     }
-    pair_of_ = Ints(pair_of);
-    token_seq_ = Ints(seq);
-    expert_ids_ = Array<int32_t>(tokens * kChosen);
-    board_ = Array<RouteBoard>(1);
-    plan_ = {.num_tiles = Array<int32_t>(1),
-             .tiles = Array<ExpertTile>(MaxExpertTiles(tokens, kExperts, kChosen)),
-             .pair_of = Array<int32_t>(tokens * kChosen),
+    pair_of_ = bench_.Upload(pair_of);
+    token_seq_ = bench_.Upload(seq);
+    expert_ids_ = bench_.Zeros<int32_t>(tokens * kChosen);
+    board_ = bench_.Zeros<RouteBoard>(1);
+    plan_ = {.num_tiles = bench_.Zeros<int32_t>(1),
+             .tiles = bench_.Zeros<ExpertTile>(MaxExpertTiles(tokens, kExperts, kChosen)),
+             .pair_of = bench_.Zeros<int32_t>(tokens * kChosen),
              .pair_weight = Floats(MaxPairRows(tokens, kExperts, kChosen)),
-             .progress = Array<int32_t>(NumProgress(tokens, kExperts, kChosen))};
+             .progress = bench_.Zeros<int32_t>(NumProgress(tokens, kExperts, kChosen))};
   }
 
   void Run() {
-    const double attention = Time([this](int i) { Boundary(i, false); });
-    const double experts = Time([this](int i) { Boundary(i, true); });
-    const double routing = Time([this](int i) { Route(i); });
+    const double attention = bench_.Time(kLayers, [this](int i) { Boundary(i, false); });
+    const double experts = bench_.Time(kLayers, [this](int i) { Boundary(i, true); });
+    const double routing = bench_.Time(kLayers, [this](int i) { Route(i); });
     const auto n = static_cast<double>(tokens_);
     const double mixers = kNumMixes * kNumStreams * kHidden * 4.0;
     const auto floor = [&](double rows) { return (n * rows * kHidden * 2 + mixers) / kBytesPerUs; };
@@ -98,29 +75,14 @@ class Bench {
   }
 
  private:
-  cudaStream_t native() { return static_cast<cudaStream_t>(stream_->native_handle()); }
-  template <typename T>
-  T* Array(int64_t count) {
-    buffers_.push_back(std::move(device_->Allocate(count * int64_t{sizeof(T)} + 16).value()));
-    CHECK_EQ(cudaMemset(buffers_.back().data(), 0, static_cast<size_t>(count) * sizeof(T)),
-             cudaSuccess);
-    return reinterpret_cast<T*>(buffers_.back().data());
-  }
   float* Floats(int64_t count, float scale = 1) {
-    auto* out = Array<float>(count);
-    FillFloats<<<1024, 256, 0, native()>>>(out, count, scale, ++seed_);
+    auto* const out = bench_.Allocate<float>(count);
+    bench_.Fill(out, count, ++seed_, UniformValue{scale});
     return out;
   }
   __nv_bfloat16* Bf16(int64_t count) {
-    auto* out = Array<__nv_bfloat16>(count);
-    FillBf16<<<1024, 256, 0, native()>>>(out, count, ++seed_);
-    return out;
-  }
-  template <typename T = int32_t>
-  T* Ints(const std::vector<int32_t>& values) {
-    auto* out = Array<int32_t>(static_cast<int64_t>(values.size()));
-    CHECK(stream_->Copy(out, values.data(), static_cast<int64_t>(values.size() * 4)).ok());
-    CHECK(stream_->Synchronize().ok());
+    auto* const out = bench_.Allocate<__nv_bfloat16>(count);
+    bench_.Fill(out, count, ++seed_, UniformValue{});
     return out;
   }
 
@@ -142,7 +104,7 @@ class Bench {
                                      .h = {h_, groups_},
                                      .h_fp8 = {codes_, scales_, groups_},
                                      .scratch = scratch_},
-           *stream_);
+           bench_.stream());
   }
   void Route(int i) {
     Launch(
@@ -166,42 +128,13 @@ class Bench {
             .hidden = kHidden,
             .x = {codes_, scales_, groups_},
             .gathered = {gathered_, gathered_scales_, MaxPairRows(tokens_, kExperts, kChosen) / 8}},
-        *stream_);
+        bench_.stream());
   }
 
-  // Microseconds a launch: the median of some replays of a graph.
-  double Time(const std::function<void(int)>& launch) {
-    CHECK(stream_->Synchronize().ok());
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    CHECK_EQ(cudaStreamBeginCapture(native(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
-    for (int i = 0; i < kLayers; ++i) launch(i);
-    CHECK_EQ(cudaStreamEndCapture(native(), &graph), cudaSuccess);
-    CHECK_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
-    cudaEvent_t events[2];
-    for (auto& event : events) cudaEventCreate(&event);
-    std::vector<float> times;
-    for (int i = 0; i < 11; ++i) {
-      cudaEventRecord(events[0], native());
-      cudaGraphLaunch(exec, native());
-      cudaEventRecord(events[1], native());
-      CHECK_EQ(cudaEventSynchronize(events[1]), cudaSuccess);
-      float ms = 0;
-      cudaEventElapsedTime(&ms, events[0], events[1]);
-      times.push_back(ms * 1e3f / kLayers);
-    }
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
-  }
-
-  std::unique_ptr<device::Device> device_;
-  std::unique_ptr<device::Stream> stream_;
+  CudaBench bench_;
   const int64_t tokens_;
   const bool prefill_;
   uint32_t seed_ = 0;
-  std::vector<device::Buffer> buffers_;
   int64_t groups_ = 0;
   __nv_bfloat16 *streams_, *pairs_, *h_, *norm_;
   std::vector<float*> fn_;

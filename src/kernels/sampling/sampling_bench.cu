@@ -3,6 +3,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/cuda_bench.cuh"
 #include "kernels/sampling/sampling_cuda.h"
 
 namespace fathom::kernels {
@@ -11,16 +12,7 @@ namespace {
 constexpr int64_t kVocab = 129'280;
 constexpr int kMaxRows = 128, kRepeats = 50;
 
-template <typename U>
-U* OnDevice(const std::vector<U>& values) {
-  void* data = nullptr;
-  cudaMalloc(&data, values.size() * sizeof(U));
-  cudaMemcpy(data, values.data(), values.size() * sizeof(U), cudaMemcpyHostToDevice);
-  return static_cast<U*>(data);
-}
-
-void Measure(const char* name, const SamplingRow& row, const float* logits,
-             device::Stream& stream) {
+void Measure(const char* name, const SamplingRow& row, const float* logits, CudaBench& bench) {
   std::vector<SamplingRow> rows(kMaxRows, row);
   for (int i = 0; i < kMaxRows; ++i) {
     rows[static_cast<size_t>(i)].logits_row = i;
@@ -28,32 +20,19 @@ void Measure(const char* name, const SamplingRow& row, const float* logits,
   }
   CudaSamplingParams params{.logits = logits,
                             .vocab = kVocab,
-                            .rows = OnDevice(rows),
-                            .results = OnDevice(std::vector<SampledRow>(kMaxRows)),
-                            .token_ids = OnDevice(std::vector<int32_t>(kMaxRows))};
-  auto* const native = static_cast<cudaStream_t>(stream.native_handle());
-  cudaEvent_t begin, end;
-  cudaEventCreate(&begin);
-  cudaEventCreate(&end);
+                            .rows = bench.Upload(rows),
+                            .results = bench.Upload(std::vector<SampledRow>(kMaxRows)),
+                            .token_ids = bench.Upload(std::vector<int32_t>(kMaxRows))};
   for (const int num_rows : {1, 8, 32, 128}) {
     params.num_rows = num_rows;
-    Launch(params, stream);
-    cudaEventRecord(begin, native);
-    for (int i = 0; i < kRepeats; ++i) Launch(params, stream);
-    cudaEventRecord(end, native);
-    cudaEventSynchronize(end);
-    float ms = 0;
-    cudaEventElapsedTime(&ms, begin, end);
-    const double us = 1e3 * ms / kRepeats;
+    const double us = bench.Time(kRepeats, [&](int) { Launch(params, bench.stream()); });
     std::printf("%-28s %3d rows  %7.1f us  (bytes alone %5.1f us)\n", name, num_rows, us,
-                num_rows * kVocab * 4 / 4.55e6);
+                num_rows * kVocab * 4 / kBytesPerUs);
   }
 }
 
-int Run() {
-  auto device = device::MakeCudaDevice(0);
-  if (!device.ok()) return std::fprintf(stderr, "%s\n", device.status().message().c_str()), 5;
-  const auto stream = std::move((*device)->MakeStream().value());
+void Run() {
+  CudaBench bench;
   std::mt19937 random(1);
   std::normal_distribution<float> bulk(0, 2.5f);
   std::vector<float> values(kVocab * kMaxRows);
@@ -61,16 +40,15 @@ int Run() {
     values[i] =
         i < kVocab ? bulk(random) + (random() % 10'000 == 0 ? 12.0f : 0.0f) : values[i - kVocab];
   }
-  const float* logits = OnDevice(values);
-  Measure("greedy", {}, logits, *stream);
-  Measure("temperature 1", {.temperature = 1}, logits, *stream);
-  Measure("top_p 0.95", {.temperature = 1, .top_p = 0.95}, logits, *stream);
-  Measure("top_p 0.95, top_k 50", {.temperature = 1, .top_p = 0.95, .top_k = 50}, logits, *stream);
-  Measure("greedy, 5 log-probabilities", {.num_logprobs = 5}, logits, *stream);
-  return 0;
+  const float* logits = bench.Upload(values);
+  Measure("greedy", {}, logits, bench);
+  Measure("temperature 1", {.temperature = 1}, logits, bench);
+  Measure("top_p 0.95", {.temperature = 1, .top_p = 0.95}, logits, bench);
+  Measure("top_p 0.95, top_k 50", {.temperature = 1, .top_p = 0.95, .top_k = 50}, logits, bench);
+  Measure("greedy, 5 log-probabilities", {.num_logprobs = 5}, logits, bench);
 }
 
 }  // namespace
 }  // namespace fathom::kernels
 
-int main() { return fathom::kernels::Run(); }
+int main() { fathom::kernels::Run(); }
