@@ -4,11 +4,10 @@
 
 #include <cstdlib>
 
-#include "checkpoint/checkpoint.h"
 #include "engine/make_engine.h"
 #include "engine/testing.h"
+#include "model/cuda_testing.h"
 #include "model/deepseek_v4_cuda.h"
-#include "model/testing.h"
 
 namespace fathom::engine {
 namespace {
@@ -41,11 +40,10 @@ class EngineCudaTest : public testing::Test {
     auto gpu = device::MakeCudaDevice(0);
     if (!gpu.ok()) GTEST_SKIP() << gpu.status().message();
     gpu_ = std::move(*gpu);
-    const std::string folder = std::string(FATHOM_MODELS) + "/fathom-tiny";
-    config_ = checkpoint::LoadModelConfig(folder).value();
-    const auto source = checkpoint::OpenCheckpoint(folder, config_);
-    auto model = model::MakeDeepSeekV4Cuda(config_, kv_cache::IndexKeyDType::kFp4, **source, false,
-                                           limits_, *gpu_);
+    const model::TestSource tiny = model::OpenTinyModel();
+    config_ = tiny.config;
+    auto model = model::MakeDeepSeekV4Cuda(config_, kv_cache::IndexKeyDType::kFp4, *tiny.weights,
+                                           false, limits_, *gpu_);
     ASSERT_TRUE(model.ok()) << model.status().message();
     model_ = std::move(*model);
   }

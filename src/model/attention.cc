@@ -5,6 +5,7 @@
 #include "kernels/rope/rope.h"
 #include "kernels/sparse_attention/sparse_attention.h"
 #include "model/layers.h"
+#include "model/paged_entries.h"
 
 namespace fathom::model {
 namespace {
@@ -87,28 +88,18 @@ class AttentionPass {
     Rope(ws_.q, c_.num_heads, false);
   }
 
-  kernels::PagedEntries Entries(std::byte* pool, int64_t page_bytes,
-                                const kv_cache::EntryLayout& layout, int kind_layer,
-                                int data_bytes) const {
-    return {.pool = pool,
-            .page_bytes = page_bytes,
-            .layer_offset = layout.layer_offset(kind_layer),
-            .entries_per_page = layout.entries_per_layer,
-            .data_bytes = data_bytes,
-            .scale_bytes = layout.entry_bytes - data_bytes};
-  }
   kernels::PagedEntries WindowPages() const {
-    return Entries(s_.kv.window_pages, s_.layout.window_page_bytes, s_.layout.window, layer_,
-                   kernels::KvDataBytes<T>(c_.head_dim, c_.rope_dim));
+    return LayerEntries(s_.kv.window_pages, s_.layout.window_page_bytes, s_.layout.window, layer_,
+                        kernels::KvDataBytes<T>(c_.head_dim, c_.rope_dim));
   }
   kernels::PagedEntries CompressedBlocks() const {
-    return Entries(s_.kv.blocks, s_.layout.block_bytes,
-                   kind_ == LayerKind::kC4 ? s_.layout.c4 : s_.layout.c128, kind_layer_,
-                   kernels::KvDataBytes<T>(c_.head_dim, c_.rope_dim));
+    return LayerEntries(s_.kv.blocks, s_.layout.block_bytes,
+                        kind_ == LayerKind::kC4 ? s_.layout.c4 : s_.layout.c128, kind_layer_,
+                        kernels::KvDataBytes<T>(c_.head_dim, c_.rope_dim));
   }
   kernels::PagedEntries IndexBlocks() const {
-    return Entries(s_.kv.blocks, s_.layout.block_bytes, s_.layout.index, kind_layer_,
-                   kernels::IndexKeyDataBytes(c_.index_head_dim, s_.index_dtype));
+    return LayerEntries(s_.kv.blocks, s_.layout.block_bytes, s_.layout.index, kind_layer_,
+                        kernels::IndexKeyDataBytes(c_.index_head_dim, s_.index_dtype));
   }
 
   void WindowEntries(const T* h_fp8) {

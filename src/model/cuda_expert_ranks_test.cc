@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "comm/cuda_testing.h"
-#include "model/testing.h"
+#include "model/cuda_testing.h"
 
 namespace fathom::model {
 namespace {
@@ -24,36 +24,27 @@ class CudaExpertRanksTest : public testing::TestWithParam<int> {
   void SetUp() override {
     const int size = GetParam(), count = device::CountGpus();
     if (count < size) GTEST_SKIP() << size << " GPUs are needed, there are " << count;
-    const std::string folder = std::string(FATHOM_MODELS) + "/fathom-tiny";
-    config_ = checkpoint::LoadModelConfig(folder).value();
-    checkpoint_ = std::move(checkpoint::OpenCheckpoint(folder, config_).value());
     auto group = comm::MakeCudaExpertRanks(comm::FirstGpus(size),
-                                           {.hidden = config_.hidden_size,
-                                            .num_chosen = config_.num_experts_per_token,
+                                           {.hidden = tiny_.config.hidden_size,
+                                            .num_chosen = tiny_.config.num_experts_per_token,
                                             .max_tokens = kMaxSeqs * kMaxLength});
     ASSERT_TRUE(group.ok()) << group.status().message();
     const config::ParallelConfig parallel{.data_parallel_size = size,
                                           .enable_expert_parallel = true};
     for (int r = 0; r < size; ++r) {
-      alone_.push_back(Make(r, {}, {}));
-      ranks_.push_back(Make(r, {.expert_ranks = (*group)[static_cast<size_t>(r)]},
-                            {parallel, PlaceOf(parallel, r), nullptr}));
+      alone_.push_back(tiny_.OnGpu(r, kMaxSeqs, kMaxLength));
+      ranks_.push_back(tiny_.OnGpu(r, kMaxSeqs, kMaxLength,
+                                   {.expert_ranks = (*group)[static_cast<size_t>(r)]},
+                                   {parallel, PlaceOf(parallel, r), nullptr}));
     }
-  }
-
-  std::unique_ptr<TestModel> Make(int gpu, const CudaModelOptions& options,
-                                  const ModelRank& rank) const {
-    return std::make_unique<TestModel>(config_, config::Numerics::kOfficial, 4, kMaxSeqs,
-                                       kMaxLength, kv_cache::IndexKeyDType::kFp4, checkpoint_.get(),
-                                       std::move(device::MakeCudaDevice(gpu).value()), options,
-                                       rank);
   }
 
   std::vector<TestSequence> Sequences(TestModel& model, size_t rank) const {
     std::vector<TestSequence> sequences;
     for (int i = 0; i < kMaxSeqs; ++i) {
-      sequences.push_back(model.Add(RandomTokens(
-          config_, kMaxLength, static_cast<uint32_t>(rank) * 100u + static_cast<uint32_t>(i))));
+      sequences.push_back(
+          model.Add(RandomTokens(tiny_.config, kMaxLength,
+                                 static_cast<uint32_t>(rank) * 100u + static_cast<uint32_t>(i))));
     }
     return sequences;
   }
@@ -101,8 +92,7 @@ class CudaExpertRanksTest : public testing::TestWithParam<int> {
     return step;
   }
 
-  config::ModelConfig config_;
-  std::unique_ptr<checkpoint::TensorSource> checkpoint_;
+  const TestSource tiny_ = OpenTinyModel();
   std::vector<std::unique_ptr<TestModel>> alone_, ranks_;
   std::vector<std::vector<TestSequence>> of_alone_, of_ranks_;
 };

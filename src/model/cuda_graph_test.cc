@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "model/cuda_step.h"
-#include "model/testing.h"
+#include "model/cuda_testing.h"
 
 namespace fathom::model {
 namespace {
@@ -20,17 +20,11 @@ TEST(DecodeBucket, IsOneOfFewSizes) {
 class CudaGraphTest : public testing::Test {
  protected:
   void SetUp() override {
-    auto gpu = device::MakeCudaDevice(0);
-    if (!gpu.ok()) GTEST_SKIP() << gpu.status().message();
-    const std::string folder = std::string(FATHOM_MODELS) + "/fathom-tiny";
-    config_ = checkpoint::LoadModelConfig(folder).value();
-    checkpoint_ = std::move(checkpoint::OpenCheckpoint(folder, config_).value());
+    if (auto gpu = device::MakeCudaDevice(0); !gpu.ok()) GTEST_SKIP() << gpu.status().message();
   }
 
   std::unique_ptr<TestModel> Make(const CudaModelOptions& options) const {
-    return std::make_unique<TestModel>(config_, config::Numerics::kOfficial, 4, kMaxSeqs,
-                                       kMaxLength, kv_cache::IndexKeyDType::kFp4, checkpoint_.get(),
-                                       std::move(device::MakeCudaDevice(0).value()), options);
+    return tiny_.OnGpu(0, kMaxSeqs, kMaxLength, options);
   }
 
   // Sequences of several lengths, their prompts run alone.
@@ -38,7 +32,7 @@ class CudaGraphTest : public testing::Test {
     std::vector<TestSequence> sequences;
     for (int i = 0; i < count; ++i) {
       sequences.push_back(
-          model.Add(RandomTokens(config_, kMaxLength, 100 + static_cast<uint32_t>(i))));
+          model.Add(RandomTokens(tiny_.config, kMaxLength, 100 + static_cast<uint32_t>(i))));
       TestSequence* const one[] = {&sequences.back()};
       const int prompt[] = {1 + (i * 61) % 390};
       model.Step(one, prompt);
@@ -58,8 +52,7 @@ class CudaGraphTest : public testing::Test {
     for (size_t i = 0; i < a.size(); ++i) EXPECT_EQ(a[i].logits, b[i].logits) << "sequence " << i;
   }
 
-  config::ModelConfig config_;
-  std::unique_ptr<checkpoint::TensorSource> checkpoint_;
+  const TestSource tiny_ = OpenTinyModel();
 };
 
 TEST_F(CudaGraphTest, ReplaysGiveTheBitsOfSingleLaunches) {

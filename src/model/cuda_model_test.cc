@@ -2,6 +2,7 @@
 // likeliest tokens, whole, in chunks and in a batch; graphs against single launches bit for bit.
 #include <gtest/gtest.h>
 
+#include "model/cuda_testing.h"
 #include "model/own_text.h"
 
 namespace fathom::model {
@@ -12,22 +13,15 @@ constexpr int kLength = 700;
 class CudaModelTest : public testing::Test {
  protected:
   void SetUp() override {
-    auto gpu = device::MakeCudaDevice(0);
-    if (!gpu.ok()) GTEST_SKIP() << gpu.status().message();
-    const std::string folder = std::string(FATHOM_MODELS) + "/fathom-tiny";
-    config_ = checkpoint::LoadModelConfig(folder).value();
-    checkpoint_ = std::move(checkpoint::OpenCheckpoint(folder, config_).value());
-    gpu_ = std::make_unique<TestModel>(config_, config::Numerics::kOfficial, 4, 4, kLength,
-                                       kv_cache::IndexKeyDType::kFp4, checkpoint_.get(),
-                                       std::move(*gpu));
-    cpu_ = std::make_unique<TestModel>(config_, config::Numerics::kOfficial, 4, 4, kLength,
-                                       kv_cache::IndexKeyDType::kFp4, checkpoint_.get());
+    if (auto gpu = device::MakeCudaDevice(0); !gpu.ok()) GTEST_SKIP() << gpu.status().message();
+    gpu_ = tiny_.OnGpu(0, 4, kLength);
+    cpu_ = std::make_unique<TestModel>(tiny_.config, config::Numerics::kOfficial, 4, 4, kLength,
+                                       kv_cache::IndexKeyDType::kFp4, tiny_.weights.get());
   }
 
   TestSequence OnCpu(uint32_t seed) { return OwnText(*cpu_, kLength, seed); }
 
-  config::ModelConfig config_;
-  std::unique_ptr<checkpoint::TensorSource> checkpoint_;
+  const TestSource tiny_ = OpenTinyModel();
   std::unique_ptr<TestModel> gpu_, cpu_;
 };
 
@@ -36,9 +30,7 @@ TEST_F(CudaModelTest, FollowsTheCpu) {
   for (const int chunk : {kLength, 257, 64, 3, 1}) {
     if (chunk != kLength) {
       gpu_ = nullptr;
-      gpu_ = std::make_unique<TestModel>(config_, config::Numerics::kOfficial, 4, 4, kLength,
-                                         kv_cache::IndexKeyDType::kFp4, checkpoint_.get(),
-                                         std::move(device::MakeCudaDevice(0).value()));
+      gpu_ = tiny_.OnGpu(0, 4, kLength);
     }
     TestSequence actual = gpu_->Add(expected.token_ids);
     gpu_->RunInChunks(actual, chunk);
@@ -50,12 +42,10 @@ TEST_F(CudaModelTest, AFaultNamesTheOperatorTheLayerAndTheShapes) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(
       {
-        TestModel broken(config_, config::Numerics::kOfficial, 4, 4, kLength,
-                         kv_cache::IndexKeyDType::kFp4, checkpoint_.get(),
-                         std::move(*device::MakeCudaDevice(0)), {.sync_operators = true});
-        TestSequence s = broken.Add(RandomTokens(config_, 300, 1));
+        const auto broken = tiny_.OnGpu(0, 4, kLength, {.sync_operators = true});
+        TestSequence s = broken->Add(RandomTokens(tiny_.config, 300, 1));
         s.index = 1 << 20;  // blocks and pages far behind the pools' end
-        broken.RunInChunks(s, 300);
+        broken->RunInChunks(s, 300);
       },
       "the GPU failed at the operator 'attention prologue' of layer 0, in a step of 300 tokens of "
       "1 sequences.*illegal memory access");
@@ -87,7 +77,7 @@ TEST_F(CudaModelTest, ReportsTheExpertsThatRan) {
     std::vector<int32_t> expert_ids;  // layer by layer, token by token
   };
   gpu_->set_last_logits_only();
-  const auto ids = RandomTokens(config_, 301, 4);
+  const auto ids = RandomTokens(tiny_.config, 301, 4);
   TestSequence watched = gpu_->Add(ids), replayed = gpu_->Add(ids);
   for (const int count : {300, 1}) {  // the last is a graph, unless it is watched
     const int counts[] = {count};

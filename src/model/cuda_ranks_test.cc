@@ -8,6 +8,7 @@
 
 #include "checkpoint/synthetic_checkpoint.h"
 #include "comm/cuda_testing.h"
+#include "model/cuda_testing.h"
 #include "model/own_text.h"
 
 namespace fathom::model {
@@ -26,12 +27,8 @@ Result<comm::CudaGroup> MakeNccl(std::span<const int> gpus, const comm::CudaGrou
   return comm::MakeNcclGroup(nccl, gpus, options);
 }
 
-config::ModelConfig TinyConfig() {
-  return checkpoint::LoadModelConfig(std::string(FATHOM_MODELS) + "/fathom-tiny").value();
-}
-
 // Flash's first layers, a window's, ratio 4's and 128's among them, with fewer experts and words.
-config::ModelConfig WideConfig() {
+TestSource WideModel() {
   auto config =
       checkpoint::ParseModelConfig(checkpoint::PresetConfigText("flash").value(), "flash").value();
   config.num_layers = 4;
@@ -40,7 +37,7 @@ config::ModelConfig WideConfig() {
   config.vocab_size = 4096;
   config.draft = config::DraftKind::kNone;
   config.num_draft_blocks = 0;
-  return config;
+  return {.config = config, .weights = nullptr};
 }
 
 class CudaRanksTest : public testing::TestWithParam<Layout> {
@@ -50,39 +47,22 @@ class CudaRanksTest : public testing::TestWithParam<Layout> {
     if (count < size) GTEST_SKIP() << size << " GPUs are needed, there are " << count;
   }
 
-  // Null `source`: synthetic weights.
-  void MakeModels(const config::ModelConfig& config, const checkpoint::TensorSource* source,
-                  int max_seqs) {
-    config_ = config;
-    source_ = source;
-    max_seqs_ = max_seqs;
+  void MakeModels(TestSource source, int max_seqs) {
+    source_ = std::move(source);
     const int size = GetParam().num_ranks;
     const ModelLimits limits{.max_batched_tokens = max_seqs * kMaxLength,
                              .max_num_seqs = max_seqs,
                              .max_model_len = kMaxLength};
-    auto group = GetParam().make(comm::FirstGpus(size), GroupOptions(config_, limits, size));
+    auto group = GetParam().make(comm::FirstGpus(size), GroupOptions(source_.config, limits, size));
     if (group.status().code() == StatusCode::kNotFound) GTEST_SKIP() << group.status().message();
     ASSERT_TRUE(group.ok()) << group.status().message();
-    alone_ = Make(0, {}, {});
+    alone_ = source_.OnGpu(0, max_seqs, kMaxLength);
     for (int r = 0; r < size; ++r) {
       const config::ParallelConfig parallel{.tensor_parallel_size = size};
-      ranks_.push_back(Make(r, {.collectives = (*group)[static_cast<size_t>(r)]},
-                            {parallel, PlaceOf(parallel, r), nullptr}));
+      ranks_.push_back(source_.OnGpu(r, max_seqs, kMaxLength,
+                                     {.collectives = (*group)[static_cast<size_t>(r)]},
+                                     {parallel, PlaceOf(parallel, r), nullptr}));
     }
-  }
-  void MakeTinyModels() {
-    const config::ModelConfig config = TinyConfig();
-    checkpoint_ = std::move(
-        checkpoint::OpenCheckpoint(std::string(FATHOM_MODELS) + "/fathom-tiny", config).value());
-    MakeModels(config, checkpoint_.get(), kMaxSeqs);
-  }
-
-  std::unique_ptr<TestModel> Make(int gpu, const CudaModelOptions& options,
-                                  const ModelRank& rank) const {
-    return std::make_unique<TestModel>(config_, config::Numerics::kOfficial, 4, max_seqs_,
-                                       kMaxLength, kv_cache::IndexKeyDType::kFp4, source_,
-                                       std::move(device::MakeCudaDevice(gpu).value()), options,
-                                       rank);
   }
 
   void OnAll(const std::function<void(size_t)>& run) {
@@ -156,34 +136,31 @@ class CudaRanksTest : public testing::TestWithParam<Layout> {
     }
   }
 
-  int max_seqs_ = 0;
-  config::ModelConfig config_;
-  const checkpoint::TensorSource* source_ = nullptr;
-  std::unique_ptr<checkpoint::TensorSource> checkpoint_;
+  TestSource source_;
   std::unique_ptr<TestModel> alone_;
   std::vector<std::unique_ptr<TestModel>> ranks_;
 };
 
 TEST_P(CudaRanksTest, TheBuiltInModelHasTheBitsOfOneGpu) {
-  MakeTinyModels();
+  MakeModels(OpenTinyModel(), kMaxSeqs);
   if (ranks_.empty()) return;
   ExpectTheBitsOfOne(OwnText(*alone_, kMaxLength, 1).token_ids, {300, 100, 17, 9, 1});
 }
 
 TEST_P(CudaRanksTest, TheBuiltInModelWritesTheTextOfOneGpu) {
-  MakeTinyModels();
+  MakeModels(OpenTinyModel(), kMaxSeqs);
   if (ranks_.empty()) return;
   ExpectTheTextOfOne(20, 256);
 }
 
 TEST_P(CudaRanksTest, LayersAsWideAsFlashHaveTheBitsOfOneGpu) {
-  MakeModels(WideConfig(), nullptr, 4);
+  MakeModels(WideModel(), 4);
   if (ranks_.empty()) return;
-  ExpectTheBitsOfOne(RandomTokens(config_, kMaxLength, 1), {300, 100, 17, 9, 1});
+  ExpectTheBitsOfOne(RandomTokens(source_.config, kMaxLength, 1), {300, 100, 17, 9, 1});
 }
 
 TEST_P(CudaRanksTest, LayersAsWideAsFlashWriteTheTextOfOneGpu) {
-  MakeModels(WideConfig(), nullptr, 40);
+  MakeModels(WideModel(), 40);
   if (ranks_.empty()) return;
   for (const int num_prompts : {2, 4, 12, 22}) ExpectTheTextOfOne(num_prompts, 8);
 }

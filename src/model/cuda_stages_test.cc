@@ -9,7 +9,7 @@
 #include "comm/memory_transport.h"
 #include "comm/transport.h"
 #include "device/cuda/multi_gpu.h"
-#include "model/testing.h"
+#include "model/cuda_testing.h"
 
 namespace fathom::model {
 namespace {
@@ -43,28 +43,19 @@ class CudaStagesTest : public testing::TestWithParam<Stages> {
   void SetUp() override {
     const int num_gpus = device::CountGpus();
     if (num_gpus == 0) GTEST_SKIP() << "no GPU";
-    const std::string folder = std::string(FATHOM_MODELS) + "/fathom-tiny";
-    config_ = checkpoint::LoadModelConfig(folder).value();
-    checkpoint_ = std::move(checkpoint::OpenCheckpoint(folder, config_).value());
     const int count = GetParam().count;
     near_ = comm::MakeMemoryTransports(count, std::chrono::seconds(20));
     for (const auto& transport : near_) {
       far_.push_back(std::make_unique<FarTransport>(*transport));
     }
-    alone_ = Make(0, {});
+    alone_ = tiny_.OnGpu(0, kMaxSeqs, kMaxLength);
     const config::ParallelConfig parallel{.pipeline_parallel_size = count};
     for (int r = 0; r < count; ++r) {
       const auto i = static_cast<size_t>(r);
       comm::Transport* const transport = GetParam().is_one_process ? near_[i].get() : far_[i].get();
-      stages_.push_back(Make(r % num_gpus, {parallel, PlaceOf(parallel, r), transport}));
+      stages_.push_back(tiny_.OnGpu(r % num_gpus, kMaxSeqs, kMaxLength, {},
+                                    {parallel, PlaceOf(parallel, r), transport}));
     }
-  }
-
-  std::unique_ptr<TestModel> Make(int gpu, const ModelRank& rank) const {
-    return std::make_unique<TestModel>(config_, config::Numerics::kOfficial, 4, kMaxSeqs,
-                                       kMaxLength, kv_cache::IndexKeyDType::kFp4, checkpoint_.get(),
-                                       std::move(device::MakeCudaDevice(gpu).value()),
-                                       CudaModelOptions{}, rank);
   }
 
   // Prompts in chunks, then decodes of all of them together.
@@ -91,8 +82,7 @@ class CudaStagesTest : public testing::TestWithParam<Stages> {
     return logits;
   }
 
-  config::ModelConfig config_;
-  std::unique_ptr<checkpoint::TensorSource> checkpoint_;
+  const TestSource tiny_ = OpenTinyModel();
   std::vector<std::unique_ptr<comm::Transport>> near_, far_;
   std::unique_ptr<TestModel> alone_;
   std::vector<std::unique_ptr<TestModel>> stages_;

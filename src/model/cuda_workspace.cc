@@ -8,6 +8,7 @@
 #include "kernels/hyper_connection/boundary_large.h"
 #include "kernels/indexer/indexer_cuda.h"
 #include "kernels/sparse_attention/sparse_attention_cuda.h"
+#include "model/carver.h"
 #include "model/deepseek_v4_cuda.h"
 
 namespace fathom::model {
@@ -15,20 +16,7 @@ namespace {
 
 constexpr int64_t kMaxIndexWorkspaceBytes = int64_t{1} << 30;
 
-class Carver {
- public:
-  explicit Carver(std::byte* base) : base_(base) {}
-  template <typename U>
-  void Take(U*& pointer, int64_t count) {
-    if (base_ != nullptr) pointer = reinterpret_cast<U*>(base_ + bytes_);
-    bytes_ += (count * static_cast<int64_t>(sizeof(U)) + 1023) / 1024 * 1024;
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  std::byte* base_;
-  int64_t bytes_ = 0;
-};
+using CudaCarver = Carver<1024>;
 
 // Steps of up to m tokens whose experts' rows or tiles may be the most.
 std::array<int64_t, 5> StepSizes(int64_t m) {
@@ -43,7 +31,7 @@ int64_t MostTokens(const ModelLimits& limits, int num_data_ranks) {
 }
 
 void Carve(const config::ModelConfig& c, const ModelLimits& limits, int num_data_ranks,
-           Carver& carver, CudaWorkspace& w) {
+           CudaCarver& carver, CudaWorkspace& w) {
   const int64_t m = limits.max_batched_tokens, rows = kernels::PaddedTokens(m, /*prefill=*/true);
   const int64_t hidden = c.hidden_size;
   const int64_t max_blocks = MaxTableBlocks(limits);
@@ -110,7 +98,7 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, int num_data
 }
 
 void CarveShared(const config::ModelConfig& c, const ModelLimits& limits, int64_t grouped_columns,
-                 int num_data_ranks, Carver& carver, CudaWorkspace& w) {
+                 int num_data_ranks, CudaCarver& carver, CudaWorkspace& w) {
   const int64_t m = limits.max_batched_tokens, rows = kernels::PaddedTokens(m, /*prefill=*/true);
   const int64_t pair_rows = MaxPairRowsOf(c, limits, num_data_ranks);
   const int64_t intermediate = c.moe_intermediate_size;
@@ -150,7 +138,7 @@ int64_t MaxPairRowsOf(const config::ModelConfig& c, const ModelLimits& limits, i
 int64_t SharedWorkspaceBytes(const config::ModelConfig& config, const ModelLimits& limits,
                              int64_t grouped_columns, int num_data_ranks) {
   CudaWorkspace ignored;
-  Carver sizes(nullptr);
+  CudaCarver sizes(nullptr);
   CarveShared(config, limits, grouped_columns, num_data_ranks, sizes, ignored);
   return sizes.bytes();
 }
@@ -158,7 +146,7 @@ int64_t SharedWorkspaceBytes(const config::ModelConfig& config, const ModelLimit
 int64_t CudaWorkspaceBytes(const config::ModelConfig& config, const ModelLimits& limits,
                            int num_data_ranks) {
   CudaWorkspace ignored;
-  Carver sizes(nullptr);
+  CudaCarver sizes(nullptr);
   Carve(config, limits, num_data_ranks, sizes, ignored);
   return sizes.bytes();
 }
@@ -179,7 +167,7 @@ Result<std::unique_ptr<CudaWorkspace>> MakeCudaWorkspace(
   auto workspace = std::make_unique<CudaWorkspace>();
   ASSIGN_OR_RETURN(workspace->buffer,
                    device.Allocate(CudaWorkspaceBytes(config, limits, num_data_ranks)));
-  Carver pieces(workspace->buffer.data());
+  CudaCarver pieces(workspace->buffer.data());
   Carve(config, limits, num_data_ranks, pieces, *workspace);
   if (shared_memory == nullptr) {
     ASSIGN_OR_RETURN(
@@ -187,7 +175,7 @@ Result<std::unique_ptr<CudaWorkspace>> MakeCudaWorkspace(
         device.Allocate(SharedWorkspaceBytes(config, limits, grouped_columns, num_data_ranks)));
     shared_memory = workspace->shared_buffer.data();
   }
-  Carver shared(shared_memory);
+  CudaCarver shared(shared_memory);
   CarveShared(config, limits, grouped_columns, num_data_ranks, shared, *workspace);
   return workspace;
 }

@@ -28,6 +28,7 @@
 #include "model/cuda_step.h"
 #include "model/cuda_weights.h"
 #include "model/cuda_workspace.h"
+#include "model/paged_entries.h"
 
 namespace fathom::model {
 namespace {
@@ -390,17 +391,6 @@ class CudaModel final : public DeepSeekV4 {
     Enqueue(step, "query products", gemm);
   }
 
-  kernels::PagedEntries Entries(std::byte* pool, int64_t page_bytes,
-                                const kv_cache::EntryLayout& layout, int kind_layer,
-                                int data_bytes) const {
-    return {.pool = pool,
-            .page_bytes = page_bytes,
-            .layer_offset = layout.layer_offset(kind_layer),
-            .entries_per_page = layout.entries_per_layer,
-            .data_bytes = data_bytes,
-            .scale_bytes = layout.entry_bytes - data_bytes};
-  }
-
   void Attention(const CudaStep& step, int layer, const CudaBlockWeights& w) {
     if (c_.num_heads > 0) Heads(step, layer, w);  // else others', who keep the cache
     OutputProducts(step, w);
@@ -411,16 +401,16 @@ class CudaModel final : public DeepSeekV4 {
     const int kind_layer = kind == LayerKind::kWindow ? 0 : kv_cache::KindLayer(c_, layer);
     const int entry_bytes = kernels::KvDataBytes<BFloat16>(c_.head_dim, c_.rope_dim);
     const bool c4 = kind == LayerKind::kC4;
-    const kernels::PagedEntries pages = Entries(step.kv.window_pages, layout_.window_page_bytes,
-                                                layout_.window, layer, entry_bytes);
+    const kernels::PagedEntries pages = LayerEntries(
+        step.kv.window_pages, layout_.window_page_bytes, layout_.window, layer, entry_bytes);
     const kernels::PagedEntries compressed =
         kind == LayerKind::kWindow
             ? kernels::PagedEntries{}
-            : Entries(step.kv.blocks, layout_.block_bytes, c4 ? layout_.c4 : layout_.c128,
-                      kind_layer, entry_bytes);
+            : LayerEntries(step.kv.blocks, layout_.block_bytes, c4 ? layout_.c4 : layout_.c128,
+                           kind_layer, entry_bytes);
     const kernels::PagedEntries index_keys =
-        c4 ? Entries(step.kv.blocks, layout_.block_bytes, layout_.index, kind_layer,
-                     kernels::IndexKeyDataBytes(c_.index_head_dim, index_dtype_))
+        c4 ? LayerEntries(step.kv.blocks, layout_.block_bytes, layout_.index, kind_layer,
+                          kernels::IndexKeyDataBytes(c_.index_head_dim, index_dtype_))
            : kernels::PagedEntries{};
     const float* angles = kind == LayerKind::kWindow ? ws_->angles_plain : ws_->angles_compressed;
     const kernels::Fp8Tiles qr{ws_->qr_fp8, ws_->qr_scales, row_groups(step)};

@@ -4,6 +4,7 @@
 
 #include "kernels/hyper_connection/hyper_connection.h"
 #include "kernels/sparse_attention/sparse_attention.h"
+#include "model/carver.h"
 
 namespace fathom::model {
 namespace {
@@ -11,24 +12,10 @@ namespace {
 // Tokens whose experts run at once: enough rows per expert, and scratch that stays small.
 constexpr int64_t kMaxExpertTokens = 1024;
 
-// Hands out aligned pieces of one buffer; without a base it only counts.
-class Carver {
- public:
-  explicit Carver(std::byte* base) : base_(base) {}
-  template <typename U>
-  void Take(U*& pointer, int64_t count) {
-    if (base_ != nullptr) pointer = reinterpret_cast<U*>(base_ + bytes_);
-    bytes_ += (count * static_cast<int64_t>(sizeof(U)) + 63) / 64 * 64;
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  std::byte* base_;
-  int64_t bytes_ = 0;
-};
+using CpuCarver = Carver<64>;
 
 template <typename T>
-void CarveExperts(const config::ModelConfig& c, const WorkspaceSizes& sizes, Carver& carver,
+void CarveExperts(const config::ModelConfig& c, const WorkspaceSizes& sizes, CpuCarver& carver,
                   kernels::ExpertWorkspace& w) {
   w.max_tokens = std::min<int64_t>(sizes.limits.max_batched_tokens, kMaxExpertTokens);
   w.max_intermediate = c.moe_intermediate_size;
@@ -46,7 +33,7 @@ void CarveExperts(const config::ModelConfig& c, const WorkspaceSizes& sizes, Car
 }
 
 template <typename T>
-void Carve(const config::ModelConfig& c, const WorkspaceSizes& sizes, Carver& carver,
+void Carve(const config::ModelConfig& c, const WorkspaceSizes& sizes, CpuCarver& carver,
            Workspace<T>& w) {
   const ModelLimits& limits = sizes.limits;
   const int num_threads = sizes.num_threads;
@@ -93,10 +80,10 @@ Result<std::unique_ptr<Workspace<T>>> MakeWorkspace(const config::ModelConfig& c
                                                     const WorkspaceSizes& sizes,
                                                     device::Device& device) {
   auto workspace = std::make_unique<Workspace<T>>();
-  Carver counter(nullptr);
+  CpuCarver counter(nullptr);
   Carve(config, sizes, counter, *workspace);
   ASSIGN_OR_RETURN(workspace->buffer, device.Allocate(counter.bytes()));
-  Carver pieces(workspace->buffer.data());
+  CpuCarver pieces(workspace->buffer.data());
   Carve(config, sizes, pieces, *workspace);
   return workspace;
 }

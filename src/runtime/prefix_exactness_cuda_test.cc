@@ -10,7 +10,7 @@
 #include <random>
 
 #include "checkpoint/synthetic_checkpoint.h"
-#include "model/testing.h"
+#include "model/cuda_testing.h"
 #include "runtime/testing/prefix_harness.h"
 
 namespace fathom::runtime {
@@ -106,10 +106,8 @@ class PrefixExactnessCudaTest : public testing::Test {
     if (shared_.model == nullptr) {
       auto gpu = device::MakeCudaDevice(0);
       if (!gpu.ok()) GTEST_SKIP() << gpu.status().message();
-      const std::string folder = std::string(FATHOM_MODELS) + "/fathom-tiny";
-      const config::ModelConfig config = checkpoint::LoadModelConfig(folder).value();
-      const auto source = std::move(checkpoint::OpenCheckpoint(folder, config).value());
-      auto model = LoadHarnessModel(config, config::Numerics::kOfficial, source.get(),
+      const model::TestSource tiny = model::OpenTinyModel();
+      auto model = LoadHarnessModel(tiny.config, config::Numerics::kOfficial, tiny.weights.get(),
                                     *std::move(gpu), kMaxLength, /*max_model_len=*/8192);
       ASSERT_TRUE(model.ok()) << model.status().message();
       shared_.model = *std::move(model);
