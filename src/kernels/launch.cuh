@@ -74,4 +74,36 @@ void LaunchKernel(void (*kernel)(Params...), dim3 grid, dim3 block, size_t share
   LaunchClusters(kernel, grid, 1, block, shared_bytes, stream, std::forward<Args>(args)...);
 }
 
+// Clusters of the kernel that run at once; 0 on a device that is broken.
+template <typename... Params>
+int MaxClusters(void (*kernel)(Params...), unsigned cluster, unsigned threads,
+                size_t shared_bytes) {
+  device::CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         static_cast<int>(shared_bytes)),
+                    __FILE__, __LINE__);
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {cluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = cluster;
+  config.blockDim = threads;
+  config.dynamicSmemBytes = shared_bytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int count = 0;
+  device::CheckCuda(cudaOccupancyMaxActiveClusters(&count, kernel, &config), __FILE__, __LINE__);
+  return count;
+}
+
+// Of the current GPU.
+inline int NumMultiprocessors() {
+  static const int count = [] {
+    int device = 0, value = 0;
+    CHECK_EQ(cudaGetDevice(&device), cudaSuccess);
+    CHECK_EQ(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device), cudaSuccess);
+    return value;
+  }();
+  return count;
+}
+
 }  // namespace fathom::kernels

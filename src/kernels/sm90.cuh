@@ -1,5 +1,5 @@
-// What sm_90a kernels share: mbarriers, bulk copies into shared memory, cluster barriers, and
-// writes to a neighbour's shared memory. One PTX instruction a function.
+// What sm_90a kernels share, an instruction or two a function: mbarriers, bulk copies into shared
+// memory, fences, cluster barriers, writes to a neighbour's shared memory, counters.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -103,6 +103,25 @@ __device__ inline void BulkCopyTo(uint32_t shared, const void* global, uint32_t 
       : "memory");
 }
 
+__device__ inline void StoreShared(uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+// Between this thread's stores to shared memory and wgmma's reads of it, a barrier apart.
+__device__ inline void FenceSharedForWgmma() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+// By all warps of a warpgroup: a thread has kCount registers from here on, fewer or more.
+template <int kCount>
+__device__ inline void GiveRegisters() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ inline void TakeRegisters() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
 // Among `threads` threads of the block that name the same `id` (1..15).
 __device__ inline void NamedBarrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -149,6 +168,18 @@ __device__ inline void SendToBlock(const float* p, float value, const uint64_t* 
 __device__ inline void StoreToBlock(float* p, uint32_t rank, float value) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(AddressInBlock(p, rank)), "f"(value)
                : "memory");
+}
+
+// Counters in device memory by which blocks tell each other what is complete. What a thread wrote
+// before it adds is visible to who then finds the sum; ReleaseAdd by one lane speaks for what its
+// warp wrote before a __syncwarp().
+__device__ inline void ReleaseAdd(int32_t* counter, int32_t value) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
+}
+__device__ inline int32_t AcquireLoad(const int32_t* counter) {
+  int32_t value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
 }
 
 }  // namespace fathom::kernels

@@ -55,8 +55,7 @@ __device__ void QueryRow(const CudaAttentionPrologueParams& p, int token, float*
   const float inverse = Ue8m0Inverse(byte);
 #pragma unroll
   for (float& v : x) v *= inverse;
-  const uint2 codes{Fp8Codes(x[0], x[1]) | Fp8Codes(x[2], x[3]) << 16,
-                    Fp8Codes(x[4], x[5]) | Fp8Codes(x[6], x[7]) << 16};
+  const uint2 codes{Fp8Codes(x[0], x[1], x[2], x[3]), Fp8Codes(x[4], x[5], x[6], x[7])};
   *reinterpret_cast<uint2*>(p.q.codes + Fp8TileOffset(token, column, p.q.row_groups)) = codes;
   if (threadIdx.x % 16 == 0) {
     p.q.scales[column / 128 * p.q.row_groups * 8 + token] = Ue8m0Value(byte);

@@ -154,8 +154,8 @@ void Run(const CudaGemmParams& all, device::Stream& stream) {
   if (tiles == 0) return;
   for (int i = params.num_problems; i <= kMaxGemmProblems; ++i) grid.first[i] = tiles;
   const auto launch = [&](auto kernel) {
-    LaunchKernel(kernel, static_cast<unsigned>(std::min(tiles, LargeBlocks())), LargeThreads(kKind),
-                 sizeof(LargeRing<kKind>), stream, params, grid);
+    LaunchKernel(kernel, static_cast<unsigned>(std::min(tiles, NumMultiprocessors())),
+                 LargeThreads(kKind), sizeof(LargeRing<kKind>), stream, params, grid);
   };
   if constexpr (kKind != TileKind::kBf16) {
     if (params.mirrors.count > 0) return launch(GemmLargeKernel<kKind, true>);

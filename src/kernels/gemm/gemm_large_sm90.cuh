@@ -32,17 +32,6 @@ constexpr int LargeThreads(TileKind kind) {
   return kMathThreads + (ExpandsWeights(kind) ? 256 : 128);
 }
 
-// A block on each; of the current device.
-inline int LargeBlocks() {
-  static const int count = [] {
-    int device = 0, value = 0;
-    CHECK_EQ(cudaGetDevice(&device), cudaSuccess);
-    CHECK_EQ(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device), cudaSuccess);
-    return value;
-  }();
-  return count;
-}
-
 // The sums of a thread: of token tile (warpgroup + 2 i), rows and columns as wgmma.cuh lays out.
 using LargeSums = float[2][64];
 
@@ -106,17 +95,17 @@ class LargeMultiplier {
   __device__ void Run() {
     if (threadIdx.x >= kMathThreads) {
       if constexpr (Ring::kExpands) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 48;");
+        GiveRegisters<48>();
         Expand();
       } else {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        GiveRegisters<56>();
         if (threadIdx.x == kMathThreads) Produce();
       }
     } else {
       if constexpr (Ring::kExpands) {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+        TakeRegisters<208>();
       } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+        TakeRegisters<224>();
       }
       Multiply();
     }
@@ -205,7 +194,7 @@ class LargeMultiplier {
         WidenFp8Half(LoadFp8(ring_.raw[half][slot], k % 2, thread()),
                      SharedAddress(ring_.weights[stage] + half * 8192),
                      WideScale(Ue8m0Value(tile.scales[0][k / 2])), thread());
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        FenceSharedForWgmma();
         __syncwarp();
         if (thread() % 32 == 0) {
           BarrierArrive(&ring_.full[stage]);

@@ -302,20 +302,7 @@ class NarrowMultiplier {
 
   __device__ __forceinline__ void Widen(int k, uint32_t scales, uint32_t (&a)[8][4]) {
     WaitFull(k);
-    const auto* chunks =
-        reinterpret_cast<const uint4*>(ring_.weights[Stage(k)][kWide ? group() : 0]) +
-        ThreadOfGroup();
-    const __nv_bfloat162 scale = WideScale(Scale(scales, k));
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      const uint4 chunk = chunks[c * 128];
-      const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        a[2 * c + w / 2][w % 2 * 2] = WidenFp8<0>(words[w], scale);
-        a[2 * c + w / 2][w % 2 * 2 + 1] = WidenFp8<1>(words[w], scale);
-      }
-    }
+    WidenTile(ring_.weights[Stage(k)][kWide ? group() : 0], WideScale(Scale(scales, k)), a);
     __syncwarp();
   }
   __device__ __forceinline__ void StartWide(int k, const uint32_t (&a)[8][4], Sums& d) {
@@ -413,8 +400,9 @@ void Run(const CudaGemmParams& params, device::Stream& stream) {
     if (i >= params.num_problems) continue;
     items += grid.token_tiles * static_cast<int>((params.problems[i].w.rows + kRows - 1) / kRows);
   }
-  LaunchKernel(GemmNarrowKernel<kN, kWide>, static_cast<unsigned>(std::min(items, LargeBlocks())),
-               kThreads, sizeof(NarrowRing<kWide>), stream, params, grid);
+  LaunchKernel(GemmNarrowKernel<kN, kWide>,
+               static_cast<unsigned>(std::min(items, NumMultiprocessors())), kThreads,
+               sizeof(NarrowRing<kWide>), stream, params, grid);
 }
 
 template <int kN>

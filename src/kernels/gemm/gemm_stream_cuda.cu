@@ -116,7 +116,7 @@ __device__ void WriteFp8(const Fp8Tiles& y, const StreamInfo& info, const Stream
     const float inverse = Ue8m0Inverse(scale);
     *reinterpret_cast<uint32_t*>(y.codes +
                                  Fp8TileOffset(token, block * 128 + lane * 4, y.row_groups)) =
-        Fp8Codes(v.x * inverse, v.y * inverse) | Fp8Codes(v.z * inverse, v.w * inverse) << 16;
+        Fp8Codes(v.x * inverse, v.y * inverse, v.z * inverse, v.w * inverse);
     if (lane == 0) y.scales[block * y.row_groups * 8 + token] = Ue8m0Value(scale);
   }
 }
@@ -240,28 +240,6 @@ Deal MakeDeal(const CudaGemmParams& params, int tokens_each, int split, int max_
   }
 }
 
-// Clusters of `split` blocks that run at once, at most a block for every multiprocessor: a cluster
-// stays within a group of multiprocessors, and these differ from GPU to GPU.
-template <typename Kernel>
-int MaxClusters(Kernel kernel, int threads, size_t shared_bytes, int split) {
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(split), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(kMultiprocessors / split * split);
-  config.blockDim = static_cast<unsigned>(threads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  int count = 0;
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(config.dynamicSmemBytes)) != cudaSuccess ||
-      cudaOccupancyMaxActiveClusters(&count, kernel, &config) != cudaSuccess || count == 0) {
-    count = 1;  // the launch reports what is wrong
-  }
-  return std::min(count, kMultiprocessors / split);
-}
-
 template <int kN, bool kWide>
 void Run(const CudaGemmParams& params, device::Stream& stream) {
   using Stream = StreamOf<kN, kWide>;
@@ -272,8 +250,12 @@ void Run(const CudaGemmParams& params, device::Stream& stream) {
                      return a.w.col_blocks() > b.w.col_blocks();
                    });
   constexpr auto kKernel = GemmStreamKernel<kN, kWide>;
+  // At most a block for every multiprocessor: a cluster stays within a group of multiprocessors,
+  // and these differ from GPU to GPU.
   const auto max_clusters = [](int split) {
-    return MaxClusters(kKernel, Stream::kThreads, sizeof(typename Stream::Shared), split);
+    const int most = MaxClusters(kKernel, static_cast<unsigned>(split), Stream::kThreads,
+                                 sizeof(typename Stream::Shared));
+    return std::clamp(most, 1, kMultiprocessors / split);
   };
   static const int kMost[] = {max_clusters(1), max_clusters(2), max_clusters(4)};
   const int split = ColumnSplit<kN, kWide>(sorted);

@@ -79,8 +79,7 @@ __device__ inline void WriteFp8Chunks(const float (&v)[4 * kChunks], float inver
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float* p = v + (c + i) * 4;
-      codes[i] = Fp8Codes(p[0] * inverse, p[1] * inverse) | Fp8Codes(p[2] * inverse, p[3] * inverse)
-                                                                << 16;
+      codes[i] = Fp8Codes(p[0] * inverse, p[1] * inverse, p[2] * inverse, p[3] * inverse);
     }
     const uint4 chunk = CodeChunk(codes);
     if (token >= 0) {

@@ -83,14 +83,10 @@ __device__ __forceinline__ void MultiplyBf16(const std::byte* weights, const std
   ReadyRegisters(d);
 }
 
-// FP8 weights times BF16 activations, one column block: the codes become exact BF16 values in
-// registers. x: its two halves.
-template <int kN>
-__device__ __forceinline__ void MultiplyWide(const std::byte* weights, const std::byte* x,
-                                             float weight_scale, float (&d)[kN / 2]) {
-  const auto* chunks = reinterpret_cast<const uint4*>(weights) + ThreadOfGroup();
-  const __nv_bfloat162 scale = WideScale(weight_scale);
-  uint32_t a[8][4];
+// This thread's registers of A for the eight steps of an FP8 tile, as BF16.
+__device__ __forceinline__ void WidenTile(const std::byte* tile, __nv_bfloat162 scale,
+                                          uint32_t (&a)[8][4]) {
+  const auto* chunks = reinterpret_cast<const uint4*>(tile) + ThreadOfGroup();
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
     const uint4 chunk = chunks[c * 128];
@@ -101,6 +97,15 @@ __device__ __forceinline__ void MultiplyWide(const std::byte* weights, const std
       a[2 * c + w / 2][w % 2 * 2 + 1] = WidenFp8<1>(words[w], scale);
     }
   }
+}
+
+// FP8 weights times BF16 activations, one column block: the codes become exact BF16 values in
+// registers. x: its two halves.
+template <int kN>
+__device__ __forceinline__ void MultiplyWide(const std::byte* weights, const std::byte* x,
+                                             float weight_scale, float (&d)[kN / 2]) {
+  uint32_t a[8][4];
+  WidenTile(weights, WideScale(weight_scale), a);
   const uint64_t b = SmemDescriptor(SharedAddress(x));
   WgmmaFence();
 #pragma unroll

@@ -38,6 +38,15 @@ constexpr int ExpertTileRows(int64_t num_tokens) { return num_tokens <= 192 ? 8 
 constexpr int LargeExpertTileRows(int64_t num_tokens, int num_experts, int num_chosen) {
   return num_tokens * num_chosen <= int64_t{64} * num_experts ? 64 : 224;
 }
+// Whether experts_large.h computes a step's experts.
+constexpr bool AreLargeExperts(int64_t num_tokens, bool prefill) {
+  return prefill || num_tokens >= kLargeExpertTokens;
+}
+constexpr int PlanTileRows(int64_t num_tokens, bool prefill, int num_experts, int num_chosen) {
+  return AreLargeExperts(num_tokens, prefill)
+             ? LargeExpertTileRows(num_tokens, num_experts, num_chosen)
+             : ExpertTileRows(num_tokens);
+}
 constexpr int64_t MaxExpertTiles(int64_t num_tokens, int num_experts, int num_chosen) {
   const int64_t pairs = num_tokens * num_chosen;
   const int64_t experts = pairs < num_experts ? pairs : num_experts;

@@ -20,17 +20,6 @@
 
 namespace fathom::kernels {
 
-// Counters in device memory by which blocks tell each other what is complete. What a thread wrote
-// before it adds is visible to who then finds the sum; ReleaseAdd by one lane speaks for what its
-// warp wrote before a __syncwarp().
-__device__ inline void ReleaseAdd(int32_t* counter, int32_t value) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
-}
-__device__ inline int32_t AcquireLoad(const int32_t* counter) {
-  int32_t value;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
-  return value;
-}
 // Between stores to device memory and bulk copies of it within one launch.
 __device__ inline void FenceAsyncProxy() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 

@@ -10,9 +10,7 @@ void Run(const CudaExpertParams& p, bool gate_up, bool down, device::Stream& str
   if (p.num_tokens == 0) return;
   CHECK_EQ(p.hidden % 128, 0);
   CHECK_EQ(p.intermediate % 128, 0);
-  if (!p.prefill && p.num_tokens < kLargeExpertTokens) {
-    return LaunchStream(p, gate_up, down, stream);
-  }
+  if (!AreLargeExperts(p.num_tokens, p.prefill)) return LaunchStream(p, gate_up, down, stream);
   if (gate_up) LaunchGateUpLarge(p, stream);
   if (down) LaunchDownLarge(p, stream);
 }

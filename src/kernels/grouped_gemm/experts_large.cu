@@ -190,12 +190,12 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 void RunGateUp(const CudaExpertParams& p, bool shared, device::Stream& stream) {
-  LaunchClusters(GateUpLargeKernel, static_cast<unsigned>(LargeBlocks() / 2 * 2), 2, kThreads,
-                 sizeof(Fp8Ring), stream, p, shared);
+  LaunchClusters(GateUpLargeKernel, static_cast<unsigned>(NumMultiprocessors() / 2 * 2), 2,
+                 kThreads, sizeof(Fp8Ring), stream, p, shared);
 }
 void RunDown(const CudaExpertParams& p, bool shared, device::Stream& stream) {
-  LaunchKernel(DownLargeKernel, static_cast<unsigned>(LargeBlocks()), kThreads, sizeof(Fp8Ring),
-               stream, p, shared);
+  LaunchKernel(DownLargeKernel, static_cast<unsigned>(NumMultiprocessors()), kThreads,
+               sizeof(Fp8Ring), stream, p, shared);
 }
 
 // One thread a row.

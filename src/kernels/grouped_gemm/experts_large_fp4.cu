@@ -280,7 +280,7 @@ template <bool kGateUp, int kGroups, int kMaxTokens, int kStages>
 void Run(const CudaExpertParams& p, device::Stream& stream) {
   constexpr auto kKernel = kGateUp ? Fp4GateUpKernel<kGroups, kMaxTokens, kStages>
                                    : Fp4DownKernel<kGroups, kMaxTokens, kStages>;
-  LaunchClusters(kKernel, static_cast<unsigned>(LargeBlocks() / 2 * 2), Fp4Cluster(kGroups),
+  LaunchClusters(kKernel, static_cast<unsigned>(NumMultiprocessors() / 2 * 2), Fp4Cluster(kGroups),
                  Fp4Threads(kGroups), sizeof(Fp4Ring<kGroups, kMaxTokens, kStages>), stream, p);
 }
 

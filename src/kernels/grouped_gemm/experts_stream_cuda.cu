@@ -269,34 +269,13 @@ __global__ void __launch_bounds__((ExpertStream<kN, kStages>::kThreads), 1)
   ClusterWait();
 }
 
-// Blocks wait for what others write: all of them must run at once.
-template <int kN, int kStages>
-int MaxClusters() {
-  using Stream = ExpertStream<kN, kStages>;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {2, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = 2;
-  config.blockDim = Stream::kThreads;
-  config.dynamicSmemBytes = sizeof(typename Stream::Shared);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters = 0;
-  CHECK_EQ(cudaFuncSetAttribute(ExpertStreamKernel<kN, kStages>,
-                                cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                static_cast<int>(config.dynamicSmemBytes)),
-           cudaSuccess);
-  CHECK_EQ(cudaOccupancyMaxActiveClusters(&clusters, ExpertStreamKernel<kN, kStages>, &config),
-           cudaSuccess);
-  CHECK_GT(clusters, 0);
-  return clusters;
-}
-
 template <int kN, int kStages>
 void Run(const CudaExpertParams& p, bool gate_up, bool down, device::Stream& stream) {
   using Stream = ExpertStream<kN, kStages>;
-  static const int max_clusters = MaxClusters<kN, kStages>();
+  // Blocks wait for what others write: all of them must run at once.
+  static const int max_clusters = MaxClusters(ExpertStreamKernel<kN, kStages>, 2, Stream::kThreads,
+                                              sizeof(typename Stream::Shared));
+  CHECK_GT(max_clusters, 0);
   const int items_of_tile = gate_up ? static_cast<int>(p.intermediate / 128) : 0;
   const int shared_tiles = NumSharedTiles(p.shared_tokens(), p.num_tokens);
   Work work{.gate_up = gate_up,

@@ -86,9 +86,7 @@ __device__ __forceinline__ bool AreNormal(uint32_t below) {  // no byte is above
   return ((below & 0xf0f0f0f0u) | (below & (below << 1) & 0x08080808u)) == 0;
 }
 __device__ __forceinline__ uint2 AllFp4Codes(uint32_t below, int q) {
-  const float unit = __uint_as_float((133u - min(below >> (8 * q) & 255u, 132u)) << 23);
-  return {Fp8Codes(0, 0.5f * unit) | Fp8Codes(unit, 1.5f * unit) << 16,
-          Fp8Codes(2 * unit, 3 * unit) | Fp8Codes(4 * unit, 6 * unit) << 16};
+  return Fp4CodesAsFp8(__uint_as_float((133u - min(below >> (8 * q) & 255u, 132u)) << 23));
 }
 
 // Walks the products first, first + stride, … of `work`: int count(), int num_steps() (column
@@ -120,10 +118,10 @@ class Fp4Multiplier {
 
   __device__ __forceinline__ void Run() {
     if (threadIdx.x >= kGroups * 128) {
-      asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kGroups == 2 ? 40 : 32));
+      GiveRegisters<kGroups == 2 ? 40 : 32>();
       if (threadIdx.x < kGroups * 128 + 32) Produce();
     } else {
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kGroups == 2 ? 232 : 112));
+      TakeRegisters<kGroups == 2 ? 232 : 112>();
       Multiply();
     }
     __syncwarp();

@@ -10,6 +10,7 @@
 #include "kernels/hyper_connection/boundary_large.h"
 #include "kernels/hyper_connection/gates.cuh"
 #include "kernels/launch.cuh"
+#include "kernels/mma.cuh"
 #include "kernels/quantize/quantize.cuh"
 #include "kernels/sm90.cuh"
 
@@ -60,14 +61,6 @@ __device__ inline void Unpack(const uint4& bits, float (&v)[8]) {
 }
 __device__ inline uint4 Pack(const float (&v)[8]) {
   return {PackBf16(v[0], v[1]), PackBf16(v[2], v[3]), PackBf16(v[4], v[5]), PackBf16(v[6], v[7])};
-}
-
-// D[16 tokens, 8] += A[16, 16] B[16, 8].
-__device__ inline void Multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // kPairs: at least the rows that y of a token is the sum of, besides its own.
@@ -268,13 +261,13 @@ class PostMix {
         for (int n = 0; n < kMixTiles; ++n) {
           const int mix = n * 8 + lane() / 4;
           const uint4 b = s_.mixers[j][part][mix][Place(mix, piece)];
-          Multiply(products[n], a[0], b.x, b.y);
-          Multiply(products[n], a[1], b.z, b.w);
+          WarpMultiply(products[n], a[0], b.x, b.y);
+          WarpMultiply(products[n], a[1], b.z, b.w);
         }
       }
       for (const auto& step : a) {
-        Multiply(squares[0], step, step[0], step[2]);
-        Multiply(squares[1], step, step[1], step[3]);
+        WarpMultiply(squares[0], step, step[0], step[2]);
+        WarpMultiply(squares[1], step, step[1], step[3]);
       }
     }
 #pragma unroll
@@ -389,9 +382,8 @@ __device__ void WriteInput(const CudaHyperConnectionParams& p, int64_t t, int64_
   *reinterpret_cast<uint4*>(tiles + Bf16TileOffset(t, column, p.h.row_groups)) = Pack(h);
   const uint32_t scale = Fp8Scale(WarpMax<16>(largest));
   const float inverse = Ue8m0Inverse(scale);
-  const uint2 codes{
-      Fp8Codes(h[0] * inverse, h[1] * inverse) | Fp8Codes(h[2] * inverse, h[3] * inverse) << 16,
-      Fp8Codes(h[4] * inverse, h[5] * inverse) | Fp8Codes(h[6] * inverse, h[7] * inverse) << 16};
+  const uint2 codes{Fp8Codes(h[0] * inverse, h[1] * inverse, h[2] * inverse, h[3] * inverse),
+                    Fp8Codes(h[4] * inverse, h[5] * inverse, h[6] * inverse, h[7] * inverse)};
   *reinterpret_cast<uint2*>(p.h_fp8.codes + Fp8TileOffset(t, column, p.h_fp8.row_groups)) = codes;
   if (threadIdx.x % 16 == 0) {
     p.h_fp8.scales[column / 128 * p.h_fp8.row_groups * 8 + t] = Ue8m0Value(scale);

@@ -28,10 +28,7 @@ __device__ float4 WidenQuad(uint2 bits) {
 }
 __device__ uint2 LoadBits(const __nv_bfloat16* p) { return *reinterpret_cast<const uint2*>(p); }
 __device__ void StoreQuad(__nv_bfloat16* p, float4 v) {
-  const __nv_bfloat162 low = __floats2bfloat162_rn(v.x, v.y),
-                       high = __floats2bfloat162_rn(v.z, v.w);
-  *reinterpret_cast<uint2*>(p) = {*reinterpret_cast<const uint32_t*>(&low),
-                                  *reinterpret_cast<const uint32_t*>(&high)};
+  *reinterpret_cast<uint2*>(p) = {PackBf16(v.x, v.y), PackBf16(v.z, v.w)};
 }
 __device__ float4 RoundQuad(float4 v) {
   return {RoundBf16(v.x), RoundBf16(v.y), RoundBf16(v.z), RoundBf16(v.w)};
@@ -290,8 +287,7 @@ class Boundary {
       const float inverse = Ue8m0Inverse(scale);
       auto* const codes =
           reinterpret_cast<uint32_t*>(p_.h_fp8.codes + Fp8TileOffset(row_, k, p_.h_fp8.row_groups));
-      const uint32_t quad =
-          Fp8Codes(h.x * inverse, h.y * inverse) | Fp8Codes(h.z * inverse, h.w * inverse) << 16;
+      const uint32_t quad = Fp8Codes(h.x * inverse, h.y * inverse, h.z * inverse, h.w * inverse);
       *codes = quad;
       if (lane() == 0) {
         p_.h_fp8.scales[k / 128 * p_.h_fp8.row_groups * 8 + row_] = Ue8m0Value(scale);
@@ -347,29 +343,16 @@ void Run(const CudaHyperConnectionParams& params, device::Stream& stream) {
 
 // Clusters of the kernel with an exchange that run at once: one a token.
 template <bool kHead>
-int MaxClusters(int64_t hidden) {
+int MaxExchangeClusters(int64_t hidden) {
   const auto kernel = BoundaryKernel<kHead, true>;
   const Slices slices(hidden);
-  const size_t bytes = Boundary<kHead, true>::DynamicBytes(slices.size);
-  const auto cluster = static_cast<unsigned>(slices.cluster);
   const auto set = [&](cudaFuncAttribute attribute, int value) {
     device::CheckCuda(cudaFuncSetAttribute(kernel, attribute, value), __FILE__, __LINE__);
   };
   set(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   set(cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-  set(cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {cluster, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = cluster;
-  config.blockDim = kThreads;
-  config.dynamicSmemBytes = bytes;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int count = 0;
-  device::CheckCuda(cudaOccupancyMaxActiveClusters(&count, kernel, &config), __FILE__, __LINE__);
-  return count;
+  return MaxClusters(kernel, static_cast<unsigned>(slices.cluster), kThreads,
+                     Boundary<kHead, true>::DynamicBytes(slices.size));
 }
 
 template <bool kHead>
@@ -393,7 +376,8 @@ void Launch(const CudaHyperConnectionParams& params, device::Stream& stream) {
 }
 
 int64_t MaxExchangeTokens(int64_t hidden) {
-  const int64_t clusters = std::min(MaxClusters<false>(hidden), MaxClusters<true>(hidden));
+  const int64_t clusters =
+      std::min(MaxExchangeClusters<false>(hidden), MaxExchangeClusters<true>(hidden));
   return std::min(clusters, kLargeBoundaryTokens - 1);
 }
 

@@ -15,9 +15,7 @@ inline constexpr int kIndexTileBytes = kIndexTile * kIndexDim;
 // FP4 codes 0..7 times 2^(kFoldTop - distance) as FP8 codes, one a byte; distance < kFoldTable.
 inline constexpr int kFoldTable = 32;
 __device__ __forceinline__ uint2 FoldedCodes(int distance) {
-  const float s = exp2f(static_cast<float>(kFoldTop - distance));
-  return {Fp8Codes(0, .5f * s) | Fp8Codes(s, 1.5f * s) << 16,
-          Fp8Codes(2 * s, 3 * s) | Fp8Codes(4 * s, 6 * s) << 16};
+  return Fp4CodesAsFp8(exp2f(static_cast<float>(kFoldTop - distance)));
 }
 
 // Four FP4 codes (16 bits) as FP8 codes of a block's table.
@@ -56,7 +54,8 @@ struct IndexKeyFetch {
     tile += row * 128;
     if constexpr (!kFp4) {
 #pragma unroll
-      for (uint32_t i = 0; i < 4; ++i) Store(tile + ((half * 4 + i) ^ (row % 8)) * 16, raw[i]);
+      for (uint32_t i = 0; i < 4; ++i)
+        StoreShared(tile + ((half * 4 + i) ^ (row % 8)) * 16, raw[i]);
       return __uint_as_float(scale);
     } else {
       const uint32_t top = MaxByte(scale);
@@ -71,18 +70,11 @@ struct IndexKeyFetch {
           const uint4 out{WidenFp4(words[2 * i], table), WidenFp4(words[2 * i] >> 16, table),
                           WidenFp4(words[2 * i + 1], table),
                           WidenFp4(words[2 * i + 1] >> 16, table)};
-          Store(tile + ((half * 4 + b * 2 + i) ^ (row % 8)) * 16, out);
+          StoreShared(tile + ((half * 4 + b * 2 + i) ^ (row % 8)) * 16, out);
         }
       }
       return __uint_as_float(top << 23) * (1.0f / (1 << kFoldTop));
     }
-  }
-
- private:
-  __device__ static void Store(uint32_t address, uint4 v) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
-                 "r"(v.z), "r"(v.w)
-                 : "memory");
   }
 };
 

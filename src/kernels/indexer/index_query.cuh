@@ -59,9 +59,7 @@ __device__ __forceinline__ float QuantizeQuery(float (&x)[kQueryValues],
     for (float& v : x) v *= inverse;
     scale = Ue8m0Value(block);
   }
-  const auto four = [&](int i) {
-    return Fp8Codes(x[i], x[i + 1]) | Fp8Codes(x[i + 2], x[i + 3]) << 16;
-  };
+  const auto four = [&](int i) { return Fp8Codes(x[i], x[i + 1], x[i + 2], x[i + 3]); };
   codes = {four(0), four(4), four(8), four(12)};
   return scale;
 }

@@ -74,7 +74,7 @@ __device__ __forceinline__ void ProduceKeys(const IndexScoreParams& p,
         const float scale =
             next[a].Widen(SharedAddress(shared.keys[stage]), shared.fold_table, thread);
         if (thread % 2 == 0) shared.key_scales[stage][thread / 2] = scale;
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        FenceSharedForWgmma();
         BarrierArrive(shared.full + stage);
         load(tile + (a + kAhead) * step, a);
         ++n;
@@ -187,14 +187,14 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
   for (int i = threadIdx.x; i < kRows; i += kScoreThreads) {
     weights[i] = i < rows ? p.queries.weights[int64_t{first} * kHeads + i] : 0;
   }
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  FenceSharedForWgmma();
   __syncthreads();
   // 80 + 3 * 144 is 4 * 128, what the block is given.
   if (threadIdx.x >= kScoreConsumers) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 80;");
+    GiveRegisters<80>();
     ProduceKeys<kType>(p, shared, first, end);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 144;");
+    TakeRegisters<144>();
     ScoreKeys(p, shared, first, end);
   }
 }

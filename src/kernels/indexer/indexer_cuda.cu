@@ -64,16 +64,6 @@ __global__ void __launch_bounds__(kSelectThreads, 3) SelectKernel(SelectParams p
   select.Run(selected);
 }
 
-int NumMultiprocessors() {
-  static const int count = [] {
-    int device = 0, value = 0;
-    CHECK_EQ(cudaGetDevice(&device), cudaSuccess);
-    CHECK_EQ(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device), cudaSuccess);
-    return value;
-  }();
-  return count;
-}
-
 template <int kHeads, int kTokens>
 void LaunchScores(const IndexScoreParams& p, device::Stream& stream) {
   constexpr int kTokensOfBlock = kScoreGroups * kTokens;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/indexer/ranks.cuh"
+#include "kernels/sm90.cuh"
 
 namespace fathom::kernels {
 
@@ -123,13 +124,8 @@ class RankSelect {
       expected_ += parts_;
       __threadfence();
       atomicAdd(&counters_->arrived, 1);
-      int arrived;
-      do {
-        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];"
-                     : "=r"(arrived)
-                     : "l"(&counters_->arrived)
-                     : "memory");
-      } while (arrived < expected_);
+      while (AcquireLoad(&counters_->arrived) < expected_) {
+      }
       __threadfence();
     }
     __syncthreads();
@@ -203,7 +199,7 @@ class RankSelect {
 #pragma unroll 4
     for (int word = threadIdx.x / 32; word < words; word += kWarps) {
       const int i = first_ + word * 32 + lane;
-      const uint32_t ordered = i < end_ ? OrderedScore(scores_[i - first_]) : 0;
+      const uint32_t ordered = i < end_ ? OrderedKey(scores_[i - first_]) : 0;
       bool sure = i < end_ && ordered > high;
       if (i < end_ && ordered >= low && !sure) {
         const uint64_t rank = RankKey(ordered, i);

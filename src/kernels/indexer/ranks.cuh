@@ -6,17 +6,13 @@
 
 #include <cstdint>
 
+#include "kernels/ordered.cuh"
 #include "kernels/warp_scan.cuh"
 
 namespace fathom::kernels {
 
 inline constexpr int kRankBins = 4096;
 
-// Sorts as the score does, NaN included; -0 is 0.
-__device__ __forceinline__ uint32_t OrderedScore(float score) {
-  const uint32_t u = __float_as_uint(score + 0.0f);
-  return (u & 0x80000000u) != 0 ? ~u : u | 0x80000000u;
-}
 // The score's bin: 64 to a power of two between 2^-16 and 2^16.
 inline constexpr int kScoreBinShift = 17, kFirstScoreStep = 111 << 6;
 __device__ __forceinline__ int ScoreBin(float score) {
@@ -29,7 +25,7 @@ __device__ __forceinline__ uint64_t RankKey(uint32_t ordered, int entry) {
   return uint64_t{ordered} << 32 | (0xffffffffu - static_cast<uint32_t>(entry));
 }
 __device__ __forceinline__ uint64_t RankOf(float score, int entry) {
-  return RankKey(OrderedScore(score), entry);
+  return RankKey(OrderedKey(score), entry);
 }
 
 // Ranks from low to high, both included.

@@ -92,7 +92,7 @@ class DecodeScorer {
     const float scale =
         next_[0].Widen(SharedAddress(s_.keys[group_][buffer_]), s_.fold_table, thread_);
     if (thread_ % 2 == 0) s_.key_scales[group_][buffer_][thread_ / 2] = scale;
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    FenceSharedForWgmma();
     // All have written this buffer, and are done with the products that read the other one.
     NamedBarrier(1 + group_, 128);
   }
@@ -146,7 +146,7 @@ __device__ inline void MakeIndexQueries(const CudaIndexSelectParams& p, int toke
   const IndexQueryRow row = MakeIndexQuery(p, token, first, angles, lane);
   *reinterpret_cast<uint4*>(shared.queries + QueryOffset(head, lane)) = row.codes;
   if (lane % kQueryLanes == 0) shared.weights[head] = row.weight;
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  FenceSharedForWgmma();
 }
 
 template <config::IndexKeyDType kType>

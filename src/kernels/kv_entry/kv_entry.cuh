@@ -62,7 +62,7 @@ __device__ __forceinline__ void StoreIndexKeyWarp(const float (&x)[4], int lane,
     const uint32_t scale = Fp8Scale(WarpMax(max));
     const float inverse = Ue8m0Inverse(scale);
     reinterpret_cast<uint32_t*>(entry.data)[lane] =
-        Fp8Codes(x[0] * inverse, x[1] * inverse) | Fp8Codes(x[2] * inverse, x[3] * inverse) << 16;
+        Fp8Codes(x[0] * inverse, x[1] * inverse, x[2] * inverse, x[3] * inverse);
     if (lane == 0) *reinterpret_cast<float*>(entry.scales) = Ue8m0Value(scale);
   }
 }

@@ -8,6 +8,7 @@
 #include "kernels/latency.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/moe_route/moe_route_cuda.h"
+#include "kernels/ordered.cuh"
 #include "kernels/quantize/quantize.cuh"
 
 namespace fathom::kernels {
@@ -17,12 +18,6 @@ constexpr int kRouteThreads = 512;
 constexpr int kRouteWarps = kRouteThreads / 32;
 
 __device__ float Softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
-
-// Sorts as the float does.
-__device__ uint32_t Ordered(float x) {
-  const uint32_t u = __float_as_uint(x + 0.0f);
-  return (u & 0x80000000u) != 0 ? ~u : u | 0x80000000u;
-}
 
 constexpr int kExpertsOfLane = kMaxExperts / 32;
 
@@ -84,7 +79,7 @@ __device__ void RouteToken(const CudaMoeRouteParams& p, int64_t t, const LaneBia
   for (int i = 0; i < kExpertsOfLane; ++i) {
     if (i * 32 + lane >= p.num_experts) break;
     scratch.s[i * 32 + lane] = score[i];
-    biased[i] = Ordered(score[i] + bias.of[i]);
+    biased[i] = OrderedKey(score[i] + bias.of[i]);
   }
   if (p.tid2eid != nullptr) {
     if (lane < k) scratch.ids[lane] = p.tid2eid[int64_t{p.token_ids[t]} * k + lane];
@@ -548,9 +543,7 @@ RouteShape MakeShape(const CudaMoeRouteParams& p) {
   s.warp_tokens = (s.tokens + kRouteWarps - 1) / kRouteWarps;
   s.blocks = (tokens + s.tokens - 1) / s.tokens;
   s.shared_groups = (tokens + 63) / 64 * 8;
-  s.tile_rows = p.prefill || p.num_tokens >= kLargeExpertTokens
-                    ? LargeExpertTileRows(p.num_tokens, p.num_experts, p.num_chosen)
-                    : ExpertTileRows(p.num_tokens);
+  s.tile_rows = PlanTileRows(p.num_tokens, p.prefill, p.num_experts, p.num_chosen);
   return s;
 }
 

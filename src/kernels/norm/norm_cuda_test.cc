@@ -5,34 +5,18 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "kernels/cuda_testing.h"
 #include "kernels/norm/norm.h"
-#include "kernels/testing.h"
 
 namespace fathom::kernels {
 namespace {
 
 template <typename T>
-class NormCudaTest : public testing::Test {
+class NormCudaTest : public CudaTest {
  protected:
-  void SetUp() override {
-    auto gpu = device::MakeCudaDevice(0);
-    if (!gpu.ok()) GTEST_SKIP() << gpu.status().message();
-    gpu_ = std::move(*gpu);
-    gpu_stream_ = std::move(gpu_->MakeStream().value());
-  }
-
-  template <typename U>
-  device::Buffer Upload(const std::vector<U>& values) {
-    const auto bytes = static_cast<int64_t>(values.size() * sizeof(U));
-    device::Buffer buffer = std::move(gpu_->Allocate(bytes).value());
-    EXPECT_TRUE(gpu_stream_->Copy(buffer.data(), values.data(), bytes).ok());
-    return buffer;
-  }
-
   void ExpectOnGpu(const device::Buffer& buffer, const std::vector<T>& expected) {
-    std::vector<T> actual(expected.size());
-    ASSERT_TRUE(gpu_stream_->Copy(actual.data(), buffer.data(), buffer.bytes()).ok());
-    ASSERT_TRUE(gpu_stream_->Synchronize().ok());
+    const auto actual = Download<T>(buffer);
+    ASSERT_EQ(actual.size(), expected.size());
     size_t different = 0;
     for (size_t i = 0; i < actual.size(); ++i) {
       const float a = ToFloat(actual[i]), e = ToFloat(expected[i]);
@@ -42,11 +26,6 @@ class NormCudaTest : public testing::Test {
     if (!kIsOfficial<T>) return;
     EXPECT_LE(different * 1000, actual.size() + 999);
   }
-
-  std::unique_ptr<device::Device> cpu_ = device::MakeCpuDevice(2);
-  std::unique_ptr<device::Stream> cpu_stream_ = std::move(cpu_->MakeStream().value());
-  std::unique_ptr<device::Device> gpu_;
-  std::unique_ptr<device::Stream> gpu_stream_;
 };
 
 using BothNumerics = testing::Types<BFloat16, float>;

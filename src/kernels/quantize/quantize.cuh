@@ -47,6 +47,15 @@ __device__ __forceinline__ uint32_t Fp4Scale(float max) {
 __device__ __forceinline__ uint32_t Fp8Codes(float low, float high) {
   return __nv_cvt_float2_to_fp8x2({low, high}, __NV_SATFINITE, __NV_E4M3);
 }
+// Likewise four.
+__device__ __forceinline__ uint32_t Fp8Codes(float a, float b, float c, float d) {
+  return Fp8Codes(a, b) | Fp8Codes(c, d) << 16;
+}
+// The eight FP4 magnitudes times `unit`.
+__device__ __forceinline__ uint2 Fp4CodesAsFp8(float unit) {
+  return {Fp8Codes(0, 0.5f * unit, unit, 1.5f * unit),
+          Fp8Codes(2 * unit, 3 * unit, 4 * unit, 6 * unit)};
+}
 
 // The e2m1 code; nearest even, clamped.
 __device__ __forceinline__ uint32_t Fp4Code(float x) {

@@ -2,6 +2,7 @@
 // code only.
 #pragma once
 
+#include "kernels/ordered.cuh"
 #include "kernels/sampling/cluster_values.cuh"
 #include "kernels/sampling/sampling_cuda.h"
 
@@ -9,15 +10,6 @@ namespace fathom::kernels {
 
 // Weight 1, the best token's.
 inline constexpr double kWeightUnit = 0x1p44;
-
-// Sorts as the float does; never 0 for a number.
-__device__ inline uint32_t OrderedKey(float x) {
-  const uint32_t u = __float_as_uint(x + 0.0f);
-  return (u & 0x80000000u) != 0 ? ~u : u | 0x80000000u;
-}
-__device__ inline float FromOrderedKey(uint32_t key) {
-  return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
-}
 
 // This block's part of a row: tokens [first, first + size), the edited logits in shared memory. A
 // warp's part of it is contiguous, so that warps and blocks follow each other in the order of ids.

@@ -7,18 +7,19 @@
 #pragma once
 
 #include "kernels/launch.cuh"
+#include "kernels/mma.cuh"
 #include "kernels/sm90.cuh"
 #include "kernels/sparse_attention/head_rows.cuh"
 #include "kernels/sparse_attention/key_rows.cuh"
 
 namespace fathom::kernels {
 
-inline constexpr int kDecodeThreads = 256, kDecodeWarps = kDecodeThreads / 32;
+inline constexpr int kDecodeThreads = 256;
 inline constexpr int kDecodeHeads = 8;       // of a block, one a warp at times
 inline constexpr int kMaxDecodeSplits = 16;  // blocks of a cluster
 inline constexpr int kSplitGranule = 8;      // keys
-inline constexpr int kMaxDecodeTiles =
-    2;  // of keys a split: with more, attention_sm90.cuh is faster
+// Of keys a split: with more, attention_sm90.cuh is faster.
+inline constexpr int kMaxDecodeTiles = 2;
 
 struct DecodeShared {
   uint8_t keys[kKeyTileBytes];             // the block's part of the sums at the end
@@ -43,25 +44,12 @@ __device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&d)[4], uint32_
                : "r"(address)
                : "memory");
 }
-// d[16, 8] += a[16, 16] * b[16, 8].
-__device__ __forceinline__ void Multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
-                                         uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 // The pair at this block's address `p` in the shared memory of the cluster's block `rank`.
 __device__ __forceinline__ float2 LoadPairFromBlock(const float2* p, uint32_t rank) {
-  uint32_t address;
   float2 value;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-               : "=r"(address)
-               : "r"(SharedAddress(p)), "r"(rank));
   asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
                : "=f"(value.x), "=f"(value.y)
-               : "r"(address)
+               : "r"(AddressInBlock(p, rank))
                : "memory");
   return value;
 }
@@ -206,8 +194,8 @@ class DecodeAttention {
       LoadMatrices(a[0], tile + ChunkOffset(key, chunk + group / 2));
       LoadMatrices(a[1], tile + ChunkOffset(key, chunk + 2 + group / 2));
       LoadMatrices(b, q + QueryChunk(lane_ % 8, chunk + group));
-      Multiply(d[0], a[0], b[0], b[1]);
-      Multiply(d[1], a[1], b[2], b[3]);
+      WarpMultiply(d[0], a[0], b[0], b[1]);
+      WarpMultiply(d[1], a[1], b[2], b[3]);
     }
     const int row = warp_ % 4 * 16 + lane_ / 4, head = lane_ % 4 * 2;
     auto& scores = s_.scores[half];
@@ -250,7 +238,7 @@ class DecodeAttention {
         uint32_t a[4];
         LoadMatricesTransposed(a,
                                tile + ChunkOffset(k * 16 + key, warp_ * 8 + m * 2 + lane_ / 8 % 2));
-        Multiply(o_[m], a, b[k][0], b[k][1]);
+        WarpMultiply(o_[m], a, b[k][0], b[k][1]);
       }
     }
   }

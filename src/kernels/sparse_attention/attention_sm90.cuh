@@ -64,7 +64,7 @@ __device__ inline void LoadQueries(const CudaSparseAttentionParams& p, int token
       *reinterpret_cast<uint32_t*>(shared.q + offset) = rows[r][n];
     }
   }
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  FenceSharedForWgmma();
   NamedBarrier(kConsumerBarrier, kConsumers);
 }
 
@@ -122,7 +122,7 @@ class AttentionConsumer {
     WgmmaWait<0>();
 #pragma unroll
     for (int r = 0; r < 2; ++r) tile_sum[r] = Probabilities(d, r, i, first_key);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    FenceSharedForWgmma();
     BarrierArrive(s_.ready + i % 2);
   }
 

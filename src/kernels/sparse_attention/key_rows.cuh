@@ -12,12 +12,6 @@ namespace fathom::kernels {
 inline constexpr int kColumnBlockBytes = kKeyTile * 128;
 inline constexpr int kKeyTileBytes = 8 * kColumnBlockBytes;
 
-__device__ __forceinline__ void StoreShared(uint32_t address, uint4 value) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x),
-               "r"(value.y), "r"(value.z), "r"(value.w)
-               : "memory");
-}
-
 // Where the 16-byte chunk of columns 8 * chunk .. 8 * chunk + 7 of a row lies in a tile.
 __device__ __forceinline__ uint32_t ChunkOffset(uint32_t row, uint32_t chunk) {
   return (chunk / 8) * kColumnBlockBytes + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;

@@ -43,7 +43,7 @@ class KeyProducer {
       const uint32_t tile = tiles_ + i % 2 * kKeyTileBytes;
       rows_[0].Place(tile, row, lane);
       rows_[1].Place(tile, row + 32, lane);
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      FenceSharedForWgmma();
       BarrierArrive(full_ + i % 2);
     }
   }

@@ -88,12 +88,12 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
   __syncthreads();
   // 2 * 200 + 104 is 3 * 168, what the block is given: more would wait for ever.
   if (threadIdx.x >= kConsumers) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
+    GiveRegisters<104>();
     KeyProducer(keys, first, end, SharedAddress(shared.keys), shared.producer, shared.full,
                 shared.empty, threadIdx.x - kConsumers)
         .Run();
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
+    TakeRegisters<200>();
     LoadQueries(p, token, first_head, shared);
     AttentionConsumer sums(shared, keys.size());
     sums.Run(end - first, first * kKeyTile);
