@@ -1,5 +1,5 @@
 // PeerView: what a kernel of one rank needs to write to the other ranks of its group, GPUs of one
-// process that reach each other's memory. Each rank has one range of memory of the same layout, at
+// host that reach each other's memory. Each rank has one range of memory of the same layout, at
 // whose places the others write. Values; made by comm/cuda_peers.
 //
 // Exchanges are numbered: all ranks run the same ones in the same order, each is one number, and
