@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "kernels/grouped_gemm/expert_plan.h"
-#include "kernels/warp_scan.cuh"
+#include "kernels/warp_sums.cuh"
 
 namespace fathom::kernels {
 

@@ -5,11 +5,11 @@
 #include "kernels/hyper_connection/boundary_large.h"
 #include "kernels/hyper_connection/gates.cuh"
 #include "kernels/hyper_connection/hyper_connection_cuda.h"
-#include "kernels/latency.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/moe_route/moe_route_cuda.h"
 #include "kernels/quantize/quantize.cuh"
 #include "kernels/sm90.cuh"
+#include "kernels/warp_sums.cuh"
 
 namespace fathom::kernels {
 namespace {

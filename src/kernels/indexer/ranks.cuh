@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "kernels/ordered.cuh"
-#include "kernels/warp_scan.cuh"
+#include "kernels/warp_sums.cuh"
 
 namespace fathom::kernels {
 

@@ -5,11 +5,11 @@
 #include "base/check.h"
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/grouped_gemm/expert_plan.cuh"
-#include "kernels/latency.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/moe_route/moe_route_cuda.h"
 #include "kernels/ordered.cuh"
 #include "kernels/quantize/quantize.cuh"
+#include "kernels/warp_sums.cuh"
 
 namespace fathom::kernels {
 namespace {
