@@ -19,12 +19,6 @@ using std::chrono::milliseconds;
 using testing::AllOf;
 using testing::HasSubstr;
 
-double SecondsOf(const std::function<void()>& body) {
-  const TimePoint begin = SystemClock().Now();
-  body();
-  return Seconds(SystemClock().Now() - begin);
-}
-
 TEST(NodeGroup, OneNodeHasItsRanksAndNeedsNoOther) {
   JoinOptions options;
   options.num_local_ranks = options.world_size = 3;
@@ -140,8 +134,7 @@ TEST(NodeGroup, ARankThatDoesNotComeToAnExchangeEndsTheGroupInTime) {
   auto options = OptionsFor({1, 1});
   for (JoinOptions& one : options) one.exchange_timeout = milliseconds(200);
   TestWorld world(options);
-  Status status;
-  EXPECT_LT(SecondsOf([&] { status = GatherOnce(world.rank(0)); }), 3);
+  const Status status = GatherOnce(world.rank(0));
   EXPECT_EQ(status.code(), StatusCode::kPeer);
   EXPECT_THAT(status.message(), AllOf(HasSubstr("rank 1 (node 1"), HasSubstr("hangs")));
   const auto message = world.node(1).control().Receive();
@@ -163,10 +156,13 @@ TEST(NodeGroup, MessagesOfTwoSizesEndTheGroup) {
 }
 
 // Node 1 as a process of its own, which does `how` to itself in the middle of the exchanges; what
-// node 0's next exchange says, and after how many seconds.
-std::pair<Status, double> EndOfAProcess(int how) {
+// node 0's next exchange says.
+Status EndOfAProcess(int how, Duration heartbeat_timeout) {
   auto options = OptionsFor({1, 1});
-  for (JoinOptions& one : options) one.heartbeat_timeout = milliseconds(800);
+  for (JoinOptions& one : options) {
+    one.heartbeat_timeout = heartbeat_timeout;
+    one.exchange_timeout = std::chrono::hours(1);
+  }
   const pid_t child = fork();
   if (child == 0) {
     auto group = NodeGroup::Join(options[1]);
@@ -180,26 +176,23 @@ std::pair<Status, double> EndOfAProcess(int how) {
   auto group = NodeGroup::Join(options[0]).value();
   Transport& transport = group->transport(0);
   for (int i = 0; i < 10; ++i) EXPECT_TRUE(GatherOnce(transport).ok());
-  Status status;
-  const double took = SecondsOf([&] { status = GatherOnce(transport); });
+  Status status = GatherOnce(transport);
   EXPECT_EQ(group->control().Receive().status().message(), status.message());
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
-  return {status, took};
+  return status;
 }
 
 TEST(NodeGroup, AKilledProcessIsNoticedAtOnce) {
-  const auto [status, took] = EndOfAProcess(SIGKILL);
+  const Status status = EndOfAProcess(SIGKILL, std::chrono::hours(1));
   EXPECT_EQ(status.code(), StatusCode::kPeer);
   EXPECT_THAT(status.message(), AllOf(HasSubstr("node 1 ("), HasSubstr("has gone")));
-  EXPECT_LT(took, 0.7);
 }
 
 TEST(NodeGroup, AStoppedProcessIsNoticedByItsSilence) {
-  const auto [status, took] = EndOfAProcess(SIGSTOP);
+  const Status status = EndOfAProcess(SIGSTOP, std::chrono::seconds(3));
   EXPECT_EQ(status.code(), StatusCode::kPeer);
   EXPECT_THAT(status.message(), AllOf(HasSubstr("node 1 ("), HasSubstr("silent")));
-  EXPECT_LT(took, 5);
 }
 
 TEST(NodeGroup, WrongOptionsAreRefusedInOneLine) {

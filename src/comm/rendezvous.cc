@@ -48,7 +48,7 @@ class Reception {
             HostPort(options_.master_addr, own_.data_port));
     Gate gate(listener_, options_.secret, std::string(kPurpose));
     TimePoint next_report = Now() + kReportInterval;
-    while (static_cast<int>(guests_.size()) < options_.num_nodes - 1 && Now() < deadline_) {
+    while (!AllAreThere() && Now() < deadline_) {
       if (auto caller = gate.Next(std::min(deadline_, next_report))) Welcome(std::move(*caller));
       if (Now() < next_report) continue;
       LogInfo("node 0 waits for {}", Missing());
@@ -59,7 +59,7 @@ class Reception {
       Tell(FrameKind::kRefusal, difference_);
       return InvalidArgument(difference_);
     }
-    if (static_cast<int>(guests_.size()) < options_.num_nodes - 1) {
+    if (!AllAreThere()) {
       const std::string line =
           fmt::format("{} did not come to node 0 ({}) within {:.0f} s", Missing(), own_.host_name,
                       Seconds(options_.join_timeout));
@@ -98,6 +98,15 @@ class Reception {
       difference_ = difference;
       deadline_ = std::min(deadline_, Now() + kTimeForStragglers);
     }
+  }
+
+  // Without those that have gone since: they may be started again.
+  bool AllAreThere() {
+    std::erase_if(guests_, [](Guest& guest) {
+      std::byte byte;
+      return !guest.socket.Receive({&byte, 1}).ok();
+    });
+    return static_cast<int>(guests_.size()) == options_.num_nodes - 1;
   }
 
   // A node that was started again takes the place of the one that has gone.

@@ -4,7 +4,7 @@
 #include <array>
 #include <chrono>
 #include <functional>
-#include <optional>
+#include <latch>
 #include <string>
 #include <thread>
 
@@ -22,7 +22,22 @@ using std::chrono::seconds;
 using testing::AllOf;
 using testing::HasSubstr;
 
-TimePoint After(Duration d) { return SystemClock().Now() + d; }
+// A connection to the port, or one that has shown the secret as node 1, as soon as node 0 is there.
+Socket ConnectWhenThere(const JoinOptions& options) {
+  while (true) {
+    auto socket = Connect("127.0.0.1", options.master_port, InTime());
+    if (socket.ok()) return *std::move(socket);
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+}
+Socket EnterWhenThere(const JoinOptions& options) {
+  while (true) {
+    auto socket =
+        Enter("127.0.0.1", options.master_port, options.secret, "control", {1, 0}, InTime());
+    if (socket.ok()) return *std::move(socket);
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+}
 
 // All nodes end with this line, whichever is the one that differs.
 void ExpectRefused(const std::vector<JoinOptions>& options,
@@ -54,15 +69,9 @@ TEST(Rendezvous, AnotherVersionIsRefused) {
   JoinRequest request = MakeJoinRequest(options[1], 1);
   request.agreements[0].value = "0.0.1";
   std::thread old([&] {
-    std::optional<Socket> socket;
-    while (!socket) {
-      auto entered = Enter("127.0.0.1", options[0].master_port, options[0].secret, "control",
-                           {1, 0}, After(seconds(1)));
-      if (entered.ok()) socket = std::move(*entered);
-    }
-    EXPECT_TRUE(
-        socket->SendAll(EncodeFrame(FrameKind::kHello, Encode(request)), After(seconds(1))).ok());
-    EXPECT_TRUE(socket->ReceiveAll(kFrameHeadBytes, After(seconds(10))).ok());
+    Socket socket = EnterWhenThere(options[0]);
+    EXPECT_TRUE(socket.SendAll(EncodeFrame(FrameKind::kHello, Encode(request)), InTime()).ok());
+    EXPECT_TRUE(socket.ReceiveAll(kFrameHeadBytes, InTime()).ok());
   });
   const Status status = NodeGroup::Join(options[0]).status();
   old.join();
@@ -95,9 +104,11 @@ TEST(Rendezvous, AWrongSecretIsRefusedAndTheOthersGoOnWaiting) {
   options.push_back(stranger);
   JoinResults results;
   for (size_t i = 0; i < 3; ++i) results.push_back(InternalError("not joined"));
+  std::latch refused(1);
   OnThreads(3, [&](size_t i) {
-    if (i == 1) std::this_thread::sleep_for(milliseconds(300));
+    if (i == 1) refused.wait();
     results[i] = NodeGroup::Join(options[i]);
+    if (i == 2) refused.count_down();
   });
   EXPECT_TRUE(results[0].ok() && results[1].ok());
   EXPECT_EQ(results[2].status().code(), StatusCode::kPeer);
@@ -108,7 +119,7 @@ TEST(Rendezvous, ALateNodeIsWaitedFor) {
   const auto options = OptionsFor({1, 1, 1});
   std::array<bool, 3> joined = {};
   OnThreads(3, [&](size_t i) {
-    std::this_thread::sleep_for(milliseconds(400 * (2 - i)));  // node 0 comes last
+    std::this_thread::sleep_for(milliseconds(400 * (2 - i)));  // as a rule node 0 comes last
     joined[i] = NodeGroup::Join(options[i]).ok();
   });
   EXPECT_THAT(joined, testing::Each(true));
@@ -116,7 +127,7 @@ TEST(Rendezvous, ALateNodeIsWaitedFor) {
 
 TEST(Rendezvous, WhoDoesNotComeIsNamed) {
   auto options = OptionsFor({1, 1, 1});
-  for (JoinOptions& one : options) one.join_timeout = milliseconds(700);
+  for (JoinOptions& one : options) one.join_timeout = seconds(2);  // in which node 1 comes
   options.pop_back();
   for (const auto& result : JoinAll(options)) {
     EXPECT_EQ(result.status().code(), StatusCode::kPeer);
@@ -134,27 +145,32 @@ TEST(Rendezvous, ATakenPortIsAnError) {
   EXPECT_THAT(status.message(), HasSubstr("in use"));
 }
 
-// Two nodes meet while `stranger`, which is there before node 1, does what it does.
-void ExpectToMeetBeside(const std::function<void(const JoinOptions&)>& stranger) {
-  const auto options = OptionsFor({1, 1});
-  std::array<bool, 2> joined = {};
-  OnThreads(3, [&](size_t i) {
-    if (i == 2) return stranger(options[0]);
-    std::this_thread::sleep_for(milliseconds(200 * i));
+// All nodes meet after `stranger` has done to the one that is there first, node 0, what it does.
+// The connections that it returns stay until then.
+void ExpectToMeetAfter(const std::vector<JoinOptions>& options,
+                       const std::function<std::vector<Socket>()>& stranger) {
+  std::vector<int> joined(options.size());
+  std::vector<Socket> staying;
+  std::latch done(1);
+  OnThreads(options.size(), [&](size_t i) {
+    if (i == 1) {
+      staying = stranger();
+      done.count_down();
+    }
+    if (i > 1) done.wait();
     joined[i] = NodeGroup::Join(options[i]).ok();
   });
-  EXPECT_THAT(joined, testing::Each(true));
+  EXPECT_THAT(joined, testing::Each(1));
 }
 
 void ExpectUnharmedBy(const std::string& bytes, bool stays) {
-  ExpectToMeetBeside([&](const JoinOptions& options) {
-    std::optional<Socket> socket;
-    while (!socket) {
-      auto connected = Connect("127.0.0.1", options.master_port, After(seconds(1)));
-      if (connected.ok()) socket = std::move(*connected);
-    }
-    EXPECT_TRUE(socket->SendAll(bytes, After(seconds(1))).ok());
-    if (stays) std::this_thread::sleep_for(milliseconds(600));
+  const auto options = OptionsFor({1, 1});
+  ExpectToMeetAfter(options, [&] {
+    std::vector<Socket> sockets;
+    sockets.push_back(ConnectWhenThere(options[0]));
+    (void)sockets[0].SendAll(bytes, InTime());  // node 0 may close before it has read all
+    if (!stays) sockets.clear();
+    return sockets;
   });
 }
 
@@ -168,29 +184,19 @@ TEST(Rendezvous, GarbageOnThePortHarmsNobody) {
 
 TEST(Rendezvous, ManySilentStrangersDoNotKeepANodeOut) {
   const auto options = OptionsFor({1, 1});
-  std::array<bool, 2> joined = {};
-  OnThreads(2, [&](size_t i) {
+  ExpectToMeetAfter(options, [&] {
     std::vector<Socket> strangers;
-    if (i == 1) {
-      std::this_thread::sleep_for(milliseconds(100));
-      for (int n = 0; n < 50; ++n) {
-        strangers.push_back(
-            Connect("127.0.0.1", options[0].master_port, After(seconds(1))).value());
-      }
-    }
-    joined[i] = NodeGroup::Join(options[i]).ok();
+    for (int n = 0; n < 50; ++n) strangers.push_back(ConnectWhenThere(options[0]));
+    return strangers;
   });
-  EXPECT_THAT(joined, testing::Each(true));
 }
 
-// A node that knows the secret and then sends these bytes instead of asking to join.
+// A node that knows the secret and then sends these bytes instead of asking to join, and goes.
 void ExpectRestJoinsDespite(const std::string& bytes) {
-  ExpectToMeetBeside([&](const JoinOptions& options) {
-    std::this_thread::sleep_for(milliseconds(50));
-    Socket socket = Enter("127.0.0.1", options.master_port, options.secret, "control", {1, 0},
-                          After(seconds(1)))
-                        .value();
-    EXPECT_TRUE(socket.SendAll(bytes, After(seconds(1))).ok());
+  const auto options = OptionsFor({1, 1});
+  ExpectToMeetAfter(options, [&] {
+    EXPECT_TRUE(EnterWhenThere(options[0]).SendAll(bytes, InTime()).ok());
+    return std::vector<Socket>();
   });
 }
 
@@ -203,21 +209,12 @@ TEST(Rendezvous, ARequestThatCannotBeReadIsRefusedAlone) {
 
 TEST(Rendezvous, ANodeThatWasStartedAgainTakesItsOwnPlace) {
   const auto options = OptionsFor({1, 1, 1});
-  const JoinRequest request = MakeJoinRequest(options[1], 1);
-  std::array<bool, 3> joined = {};
-  OnThreads(3, [&](size_t i) {
-    if (i == 1) {
-      std::this_thread::sleep_for(milliseconds(100));
-      Socket socket = Enter("127.0.0.1", options[0].master_port, options[0].secret, "control",
-                            {1, 0}, After(seconds(1)))
-                          .value();
-      EXPECT_TRUE(
-          socket.SendAll(EncodeFrame(FrameKind::kHello, Encode(request)), After(seconds(1))).ok());
-    }
-    if (i > 0) std::this_thread::sleep_for(milliseconds(200 * i));
-    joined[i] = NodeGroup::Join(options[i]).ok();
+  const std::string request =
+      EncodeFrame(FrameKind::kHello, Encode(MakeJoinRequest(options[1], 1)));
+  ExpectToMeetAfter(options, [&] {
+    EXPECT_TRUE(EnterWhenThere(options[0]).SendAll(request, InTime()).ok());
+    return std::vector<Socket>();
   });
-  EXPECT_THAT(joined, testing::Each(true));
 }
 
 TEST(Rendezvous, AnotherServerAtTheMasterAddressIsNamed) {
@@ -225,10 +222,9 @@ TEST(Rendezvous, AnotherServerAtTheMasterAddressIsNamed) {
   const Socket listener = Listen("127.0.0.1", options[0].master_port).value();
   std::thread server([&] {
     std::vector<pollfd> waits{{listener.fd(), POLLIN, 0}};
-    Poll(waits, After(seconds(5)));
+    Poll(waits, InTime());
     Socket socket = Accept(listener).value();
-    EXPECT_TRUE(socket.SendAll(std::string(200, 'H'), After(seconds(1))).ok());
-    std::this_thread::sleep_for(milliseconds(100));
+    EXPECT_TRUE(socket.SendAll(std::string(200, 'H'), InTime()).ok());
   });
   const Status status = NodeGroup::Join(options[1]).status();
   server.join();

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/free_port.h"
 #include "comm/group.h"
 #include "comm/memory_transport.h"
 #include "comm/node_group.h"
@@ -19,15 +20,15 @@
 
 namespace fathom::comm {
 
-inline int FreePort() { return Listen("127.0.0.1", 0).value().LocalPort(); }
+// Long enough for whatever comes at all.
+inline TimePoint InTime() { return SystemClock().Now() + std::chrono::minutes(1); }
 
 // The two ends of a connection.
 inline std::pair<Socket, Socket> ConnectedPair() {
   const Socket listener = Listen("127.0.0.1", 0).value();
-  const TimePoint deadline = SystemClock().Now() + std::chrono::seconds(5);
-  Socket one = Connect("127.0.0.1", listener.LocalPort(), deadline).value();
+  Socket one = Connect("127.0.0.1", listener.LocalPort(), InTime()).value();
   std::vector<pollfd> waits{{listener.fd(), POLLIN, 0}};
-  Poll(waits, deadline);
+  Poll(waits, InTime());
   return {std::move(one), Accept(listener).value()};
 }
 
@@ -48,7 +49,7 @@ inline std::vector<JoinOptions> OptionsFor(const std::vector<int>& ranks_per_nod
   options.master_addr = "127.0.0.1";
   options.master_port = FreePort();
   options.secret = "only for tests";
-  options.join_timeout = std::chrono::seconds(30);
+  options.join_timeout = std::chrono::minutes(1);
   std::vector<JoinOptions> all;
   for (const int ranks : ranks_per_node) {
     options.node_rank = static_cast<int>(all.size());
