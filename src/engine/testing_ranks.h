@@ -85,7 +85,7 @@ struct FakeRanks {
   using ScriptOf = std::function<runtime::FakeModel::Script(int rank)>;
 
   FakeRanks(const config::ParallelConfig& parallel, int vocab_size, const ScriptOf& script)
-      : transports(comm::MakeMemoryTransports(parallel.world_size(), std::chrono::seconds(30))) {
+      : transports(comm::MakeMemoryTransports(parallel.world_size(), std::chrono::hours(1))) {
     for (auto& transport : transports) Add(parallel, vocab_size, script, *transport);
   }
   FakeRanks(const config::ParallelConfig& parallel, int vocab_size, const ScriptOf& script,

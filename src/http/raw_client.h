@@ -49,7 +49,7 @@ class RawClient {
   // What came until `end` was seen, the server closed, or the time was over; `end` empty: until it
   // closed.
   std::string ReadUntil(std::string_view end,
-                        std::chrono::milliseconds timeout = std::chrono::seconds(5)) {
+                        std::chrono::milliseconds timeout = std::chrono::minutes(1)) {
     const auto deadline = std::chrono::steady_clock::now() + timeout;
     while (end.empty() || received_.find(end) == std::string::npos) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(

