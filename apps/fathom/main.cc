@@ -3,6 +3,10 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <exception>
 #include <functional>
 #include <map>
 
@@ -393,6 +397,20 @@ void AddBench(CLI::App* app, Run* run) {
   AddBenchLoad(bench, run);
 }
 
+// An output that is lost, to a full disk say, is a failure whatever the command says. fmt throws
+// where it finds out while it prints.
+Status RunAndFlush(const Run& run) {
+  try {
+    RETURN_IF_ERROR(run());
+  } catch (const std::exception& error) {
+    return InternalError(error.what());
+  }
+  errno = 0;
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return OkStatus();
+  return InternalError(fmt::format("cannot write the output: {}",
+                                   errno == 0 ? "some of it was lost" : std::strerror(errno)));
+}
+
 int Main(int argc, char** argv) {
   std::vector<std::string> args(argv + 1, argv + argc);
   const bool is_serve = !args.empty() && args[0] == "serve";
@@ -436,7 +454,7 @@ int Main(int argc, char** argv) {
                commands.empty() ? "" : commands[0]->get_name() + " ");
     return 2;
   }
-  const Status status = run();
+  const Status status = RunAndFlush(run);
   if (!status.ok()) fmt::print(stderr, "fathom: {}\n", status.message());
   return ExitCode(status);
 }

@@ -114,7 +114,8 @@ int MaxBatchedTokens(const ModelOptions& options, device::DeviceKind device) {
   return device == device::DeviceKind::kCuda ? 8192 : 2048;
 }
 
-Result<ModelSession> OpenModel(const ModelOptions& options, SessionText text) {
+Result<ModelSession> OpenModel(const ModelOptions& options, SessionText text,
+                               const std::function<Status(const ModelSession&)>& before_loading) {
   const SystemClock clock;
   const TimePoint start = clock.Now();
   ModelSession session;
@@ -127,6 +128,7 @@ Result<ModelSession> OpenModel(const ModelOptions& options, SessionText text) {
                             ? kv_cache::IndexKeyDType::kFp32
                             : options.index_dtype.value_or(kv_cache::IndexKeyDType::kFp4);
   RETURN_IF_ERROR(OpenRanks(options, session));
+  if (before_loading) RETURN_IF_ERROR(before_loading(session));
   ASSIGN_OR_RETURN(session.limits.max_model_len,
                    ChooseModelLen(options, session.config, session.device().kind()));
   session.limits.max_num_seqs = options.max_num_seqs;

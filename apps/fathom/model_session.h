@@ -2,6 +2,7 @@
 // read, weights loaded onto the devices with progress on stderr. Owned by the command; main thread.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -47,7 +48,11 @@ enum class SessionText { kTokenizer, kTokensOnly };
 // or as a CPU runs in the time that somebody may wait for the next.
 int MaxBatchedTokens(const ModelOptions& options, device::DeviceKind device);
 
-Result<ModelSession> OpenModel(const ModelOptions& options, SessionText text);
+// `before_loading` is called when the ranks are known and no weight is loaded yet, for what need
+// not wait so long to fail.
+Result<ModelSession> OpenModel(
+    const ModelOptions& options, SessionText text,
+    const std::function<Status(const ModelSession&)>& before_loading = nullptr);
 
 // The checkpoint's own effort profile, or the one that was asked for (auto, preview, official).
 text::EffortProfile ResolveEffortProfile(const std::string& asked, const std::string& folder,

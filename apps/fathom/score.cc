@@ -33,6 +33,7 @@ Result<std::vector<int32_t>> ParseLine(const std::string& line) {
     }
     ids.push_back(static_cast<int32_t>(*id));
   }
+  if (ids.empty()) return InvalidArgument("an empty list of tokens, expected at least one");
   return ids;
 }
 

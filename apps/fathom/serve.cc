@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <future>
@@ -15,6 +16,7 @@
 #include "apps/fathom/sampling_defaults.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "http/server.h"
 
 namespace fathom::app {
 namespace {
@@ -76,6 +78,29 @@ api::ApiOptions MakeApiOptions(const ServeOptions& options, const ModelSession& 
   out.metrics_port = options.metrics_port;
   return out;
 }
+
+// While it lives a signal ends the process at once: nothing is served yet that could be drained,
+// and weights take minutes to load, as other nodes do to come.
+class EndedBySignal {
+ public:
+  explicit EndedBySignal(const sigset_t& signals) : thread_([this, signals] { Watch(signals); }) {}
+  ~EndedBySignal() {
+    is_over_ = true;
+    thread_.join();
+  }
+
+ private:
+  void Watch(const sigset_t& signals) {
+    constexpr timespec kInterval{.tv_sec = 0, .tv_nsec = 20'000'000};
+    while (!is_over_) {
+      const int signal = sigtimedwait(&signals, nullptr, &kInterval);
+      if (signal > 0) std::_Exit(128 + signal);
+    }
+  }
+
+  std::atomic<bool> is_over_{false};
+  std::thread thread_;
+};
 
 // Until a signal comes, or the engine has failed: that is the error.
 Status WaitForSignal(const sigset_t& signals, const engine::Engine& engine) {
@@ -183,10 +208,19 @@ Status ServeUntilSignal(const ServeOptions& options, const ModelSession& session
 Status RunServe(const ServeOptions& options) {
   SetLogLevel(ParseLogLevel(options.log_level));
   const sigset_t signals = BlockStopSignals();
-  ASSIGN_OR_RETURN(ModelSession session, OpenModel(options.model, SessionText::kTokenizer));
-  if (session.is_follower()) return FollowUntilSignal(session, options, signals);
+  std::optional<EndedBySignal> start(signals);
+  const auto check_address = [&options](const ModelSession& session) {
+    return session.is_follower() ? OkStatus() : http::CheckAddress(options.host, options.port);
+  };
+  ASSIGN_OR_RETURN(ModelSession session,
+                   OpenModel(options.model, SessionText::kTokenizer, check_address));
+  if (session.is_follower()) {
+    start.reset();
+    return FollowUntilSignal(session, options, signals);
+  }
   ASSIGN_OR_RETURN(const auto local, LocalEngine::Start(std::move(session), options.model,
                                                         ModelName(options), options.max_queue));
+  start.reset();
   return ServeUntilSignal(options, local->session(), local->engine(), local->metrics(), signals);
 }
 

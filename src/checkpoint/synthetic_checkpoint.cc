@@ -118,7 +118,7 @@ Status PrepareFolder(const std::string& dir, int64_t bytes) {
   const auto free_bytes = static_cast<double>(info.f_bavail) * static_cast<double>(info.f_frsize);
   if (free_bytes >= static_cast<double>(bytes)) return OkStatus();
   return InternalError(
-      fmt::format("{} has {:.1f} GB free, the checkpoint needs {:.1f} GB; free some space, "
+      fmt::format("{} has {:.3f} GB free, the checkpoint needs {:.3f} GB; free some space, "
                   "choose another folder or fewer layers",
                   dir, free_bytes / 1e9, static_cast<double>(bytes) / 1e9));
 }

@@ -46,6 +46,8 @@ class TcpServer final : public Server {
   }
   ~TcpServer() override { Stop(std::chrono::milliseconds(0)); }
 
+  Status Open();  // listens
+
   void Route(std::string method, const std::string& pattern, Handler handler) override {
     state_->router.Add(std::move(method), pattern, std::move(handler));
   }
@@ -69,7 +71,7 @@ class TcpServer final : public Server {
   int port_ = 0;
 };
 
-Status TcpServer::Start() {
+Status TcpServer::Open() {
   const ServerOptions& options = state_->options;
   if (options.port < 0 || options.port > 65535) {
     return InvalidArgument(fmt::format("--port must be 0 to 65535, got {}", options.port));
@@ -82,9 +84,13 @@ Status TcpServer::Start() {
     return InvalidArgument(
         fmt::format("--host {} is no address or name known here: {}", options.host, ec.message()));
   }
-  RETURN_IF_ERROR(Listen(found.begin()->endpoint()));
+  return Listen(found.begin()->endpoint());
+}
+
+Status TcpServer::Start() {
+  RETURN_IF_ERROR(Open());
   work_.emplace(state_->io.get_executor());
-  for (int i = 0; i < options.num_threads; ++i) {
+  for (int i = 0; i < state_->options.num_threads; ++i) {
     threads_.emplace_back([state = state_] { state->io.run(); });
   }
   asio::post(strand_, [this] { Accept(); });
@@ -172,6 +178,13 @@ void TcpServer::Stop(std::chrono::milliseconds grace) {
 
 std::unique_ptr<Server> Server::Create(ServerOptions options) {
   return std::make_unique<TcpServer>(std::move(options));
+}
+
+Status CheckAddress(const std::string& host, int port) {
+  ServerOptions options;
+  options.host = host;
+  options.port = port;
+  return TcpServer(std::move(options)).Open();
 }
 
 }  // namespace fathom::http

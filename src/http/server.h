@@ -53,4 +53,8 @@ class Server {
   virtual void Stop(std::chrono::milliseconds grace) = 0;
 };
 
+// Whether a server could listen there now, as Start says it: for those who do what takes long
+// first.
+Status CheckAddress(const std::string& host, int port);
+
 }  // namespace fathom::http
