@@ -3,8 +3,6 @@
 import json
 import re
 import signal
-import threading
-import time
 
 import anthropic
 import pytest
@@ -388,16 +386,21 @@ def test_c129_a_body_of_30_mb(messages):
 
 
 def test_c130_pings_during_a_long_prefill(small):
-    small.say("Hello", prefill_ms=3500)
-    events = events_of(HttpClient(small.port).post("/v1/messages", {**BODY, "max_tokens": 5, "stream": True}))
-    first_block = names_of(events).index("content_block_start")
-    assert names_of(events)[:first_block] == ["message_start", *["ping"] * (first_block - 1)]
-    assert first_block - 1 >= 3
-    assert names_of(events)[-1] == "message_stop"
+    tell = small.say_when_told("Hello")
+    with HttpClient(small.port).begin("/v1/messages", {**BODY, "max_tokens": 5, "stream": True}) as connection:
+        text = ""
+        while text.count("event: ping") < 3:
+            text += connection.recv(65536).decode()
+        tell()
+        while "message_stop" not in text:
+            text += connection.recv(65536).decode()
+    names = re.findall(r"event: (\w+)\n", text)
+    first_block = names.index("content_block_start")
+    assert names[:first_block] == ["message_start", *["ping"] * (first_block - 1)] and names[-1] == "message_stop"
 
 
 def test_c131_overload_is_529(small):
-    small.say("word " * 400, step_ms=20)
+    small.say("word " * 400, step_ms=100)
     http = HttpClient(small.port)
     connections = [http.begin("/v1/messages", {**BODY, "max_tokens": 400, "stream": True}) for _ in range(3)]
     busy = ["vllm:num_requests_running", "vllm:num_requests_waiting"]
@@ -413,19 +416,17 @@ def test_c131_overload_is_529(small):
 
 def test_c131_an_error_in_the_middle_is_an_event(tmp_path):
     server = ScriptedServer.start(tmp_path, "--drain-timeout", "0")
-    server.say("word " * 400, step_ms=20)
-    answers = []
-    asking = threading.Thread(target=lambda: answers.append(
-        HttpClient(server.port).post("/v1/messages", {**BODY, "max_tokens": 400, "stream": True})))
-    asking.start()
-    assert eventually(lambda: HttpClient(server.port).metric("vllm:num_requests_running") == 1)
-    time.sleep(0.2)
-    server.process.send_signal(signal.SIGTERM)
-    asking.join(30)
-    events = events_of(answers[0])
-    assert names_of(events)[-1] == "error" and "message_stop" not in names_of(events)
-    assert events[-1][1]["error"]["type"] == "overloaded_error" and events[-1][1]["error"]["message"]
-    assert server.process.wait(30) == 0
+    server.say("word " * 400, step_ms=100)
+    with HttpClient(server.port).begin("/v1/messages", {**BODY, "max_tokens": 400, "stream": True}) as connection:
+        text = connection.recv(65536).decode()
+        server.process.send_signal(signal.SIGTERM)
+        while data := connection.recv(65536):
+            text += data.decode()
+    assert "message_stop" not in text
+    name, data = re.findall(r"event: (.*)\ndata: (.*)\n\n", text)[-1]
+    assert name == "error"
+    assert json.loads(data)["error"]["type"] == "overloaded_error" and json.loads(data)["error"]["message"]
+    assert server.ended() == 0
 
 
 def test_c132_more_keys_in_a_tool_are_ignored(prompt_is):

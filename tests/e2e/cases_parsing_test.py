@@ -220,7 +220,7 @@ BARE_TOOLS = {"tools": [{"type": "function", "function": {"name": name, "paramet
 def test_c038_required_gives_a_call_whatever_the_model_wants(scripted, scripted_http, fields, text):
     scripted.say(text)
     choice = scripted_http.post("/v1/chat/completions", {"messages": ASK, "tool_choice": "required", **BARE_TOOLS,
-                                                         **fields, "max_tokens": 400}).json["choices"][0]
+                                                         **fields, "max_tokens": 4000}).json["choices"][0]
     assert choice["finish_reason"] == "tool_calls" and len(choice["message"]["tool_calls"]) >= 1
     assert {call["function"]["name"] for call in choice["message"]["tool_calls"]} <= {"f", "g"}
 
@@ -229,7 +229,7 @@ def test_c039_a_named_choice_gives_that_tool_only(scripted, scripted_http):
     scripted.say(block(invoke("f")))
     choice = scripted_http.post("/v1/chat/completions", {
         "messages": ASK, "tool_choice": {"type": "function", "function": {"name": "g"}}, **BARE_TOOLS,
-        "max_tokens": 400}).json["choices"][0]
+        "max_tokens": 4000}).json["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert {call["function"]["name"] for call in choice["message"]["tool_calls"]} == {"g"}
 

@@ -3,8 +3,6 @@
 import json
 import re
 import signal
-import threading
-import time
 
 import openai
 import pytest
@@ -327,16 +325,13 @@ def test_a_prompt_that_is_too_long(respond):
 
 def test_an_error_in_the_middle_is_an_event(tmp_path):
     server = ScriptedServer.start(tmp_path, "--drain-timeout", "0")
-    server.say("word " * 400, step_ms=20)
-    answers = []
-    asking = threading.Thread(target=lambda: answers.append(
-        HttpClient(server.port).post("/v1/responses", {**BODY, "stream": True})))
-    asking.start()
-    time.sleep(0.5)
-    server.process.send_signal(signal.SIGTERM)
-    asking.join(30)
-    events = re.findall("event: (.*)\ndata: (.*)\n\n", answers[0].text)
-    assert events[-1][0] == "response.failed"
-    failed = json.loads(events[-1][1])["response"]
-    assert failed["status"] == "failed" and failed["error"]["message"]
-    assert server.process.wait(30) == 0
+    server.say("word " * 400, step_ms=100)
+    with HttpClient(server.port).begin("/v1/responses", {**BODY, "stream": True}) as connection:
+        text = connection.recv(65536).decode()
+        server.process.send_signal(signal.SIGTERM)
+        while data := connection.recv(65536):
+            text += data.decode()
+    name, data = re.findall("event: (.*)\ndata: (.*)\n\n", text)[-1]
+    failed = json.loads(data)["response"]
+    assert name == "response.failed" and failed["status"] == "failed" and failed["error"]["message"]
+    assert server.ended() == 0

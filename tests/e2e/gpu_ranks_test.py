@@ -79,7 +79,7 @@ def test_a_process_for_each_gpu_has_the_bits_of_one_gpu(flags, expected, tmp_pat
         nodes[0].wait_until_ready(60)
         assert ask(port) == expected
         os.kill(nodes[0].process.pid, signal.SIGTERM)
-        assert [node.process.wait(30) for node in nodes] == [0, 0], nodes[1].log.read_text()
+        assert [node.ended() for node in nodes] == [0, 0], nodes[1].log.read_text()
     finally:
         for node in nodes:
             if node.process.poll() is None:

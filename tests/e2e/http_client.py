@@ -82,7 +82,7 @@ class HttpClient:
         return connection
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 10) -> bool:
+def eventually(condition: Callable[[], bool], timeout_s: float = 60) -> bool:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if condition():

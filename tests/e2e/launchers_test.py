@@ -4,11 +4,10 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
 
-from http_client import HttpClient
+from http_client import HttpClient, eventually
 from server_process import BINARY, MODEL, ServerProcess, free_port
 
 SECRET = {"FATHOM_CLUSTER_SECRET": "only the nodes know"}
@@ -54,7 +53,7 @@ def test_a_launchers_variables_are_enough(http, start, launcher):
     nodes[0].wait_until_ready(60)
     assert HttpClient(port).chat(**HELLO).json["choices"] == http.chat(**HELLO).json["choices"]
     os.kill(nodes[0].process.pid, signal.SIGTERM)
-    assert [node.process.wait(30) for node in nodes] == [0, 0], nodes[1].log.read_text()
+    assert [node.ended() for node in nodes] == [0, 0], nodes[1].log.read_text()
 
 
 @pytest.mark.parametrize("launcher", [torchrun, slurm, leader_worker_set])
@@ -82,22 +81,20 @@ def test_a_signal_to_all_nodes_at_once_lets_node_0_drain(start):
     nodes = [start([*SERVE, "--port", str(port)], port, torchrun(rank, meeting)) for rank in range(2)]
     nodes[0].wait_until_ready(60)
     running = HttpClient(port).begin("/v1/chat/completions",
-                                     {**HELLO, "stream": True, "ignore_eos": True, "max_tokens": 400})
+                                     {**HELLO, "stream": True, "ignore_eos": True, "max_tokens": 200})
     answer = running.recv(65536)
     for node in reversed(nodes):
         os.kill(node.process.pid, signal.SIGTERM)
     while data := running.recv(65536):
         answer += data
     assert b'"finish_reason":"length"' in answer
-    assert [node.process.wait(30) for node in nodes] == [0, 0], nodes[0].log.read_text()
+    assert [node.ended() for node in nodes] == [0, 0], nodes[0].log.read_text()
 
 
 def test_strangers_at_the_meeting_port_do_not_matter(start):
     port, meeting = free_port(), free_port()
     first = start([*SERVE, "--port", str(port)], port, torchrun(0, meeting))
-    deadline = time.monotonic() + 30
-    while "waits for 1 other" not in first.log.read_text() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    assert eventually(lambda: "waits for 1 other" in first.log.read_text())
     stranger = HttpClient(meeting).begin("/v1/chat/completions", HELLO)
     start([*SERVE, "--port", str(port)], port, torchrun(1, meeting))
     first.wait_until_ready(60)
@@ -106,10 +103,11 @@ def test_strangers_at_the_meeting_port_do_not_matter(start):
 
 
 class Cable:
-    """A network namespace with the address .2 on a cable to this one's .1."""
+    """A network namespace with the address .2 on a cable to this one's .1, in a network of this process's own."""
 
     def __init__(self):
         self.name = f"fathom{os.getpid()}"
+        self.network = f"10.{213 + (os.getpid() >> 8) % 32}.{os.getpid() % 256}"
 
     def ip(self, *arguments: str) -> bool:
         return subprocess.run(["ip", *arguments], capture_output=True).returncode == 0
@@ -117,9 +115,9 @@ class Cable:
     def plug(self) -> bool:
         return (self.ip("netns", "add", self.name)
                 and self.ip("link", "add", self.name, "type", "veth", "peer", "name", "far", "netns", self.name)
-                and self.ip("addr", "add", "10.213.8.1/24", "dev", self.name)
+                and self.ip("addr", "add", f"{self.network}.1/24", "dev", self.name)
                 and self.ip("link", "set", self.name, "up")
-                and self.ip("-n", self.name, "addr", "add", "10.213.8.2/24", "dev", "far")
+                and self.ip("-n", self.name, "addr", "add", f"{self.network}.2/24", "dev", "far")
                 and self.ip("-n", self.name, "link", "set", "far", "up"))
 
     def pull(self) -> None:
@@ -143,7 +141,7 @@ def cable():
 
 def test_two_hosts_notice_a_pulled_cable(http, start, cable):
     port, meeting = free_port(), free_port()
-    flags = ["--nnodes", "2", "--master-addr", "10.213.8.1", "--master-port", str(meeting), "--port", str(port)]
+    flags = ["--nnodes", "2", "--master-addr", f"{cable.network}.1", "--master-port", str(meeting), "--port", str(port)]
     near = start([*SERVE, *flags, "--node-rank", "0"], port, {})
     far = start(["ip", "netns", "exec", cable.name, *SERVE, *flags, "--node-rank", "1"], port, {})
     near.wait_until_ready(60)
@@ -152,9 +150,7 @@ def test_two_hosts_notice_a_pulled_cable(http, start, cable):
     running = together.begin("/v1/chat/completions", {**HELLO, "stream": True, "ignore_eos": True, "max_tokens": 3000})
     assert running.recv(65536)
     cable.pull()
-    pulled = time.monotonic()
     for rank, node in enumerate([near, far]):
-        assert node.process.wait(30) == 6, node.log.read_text()
+        assert node.ended() == 6, node.log.read_text()
         line = [line for line in node.log.read_text().splitlines() if line.startswith("fathom: ")][-1]
         assert f"node {1 - rank}" in line or f"rank {1 - rank}" in line
-    assert time.monotonic() - pulled < 15  # 10 s, and more where the machine is busy

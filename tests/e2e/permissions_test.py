@@ -4,13 +4,13 @@ import array
 import ast
 import base64
 import json
-import threading
-import time
+import select
 
 import openai
 import pytest
 
-from http_client import HttpClient
+from http_client import HttpClient, eventually
+from scripted_server import ScriptedServer
 from server_process import MODEL, ServerProcess
 
 CONFIG = json.loads((MODEL / "config.json").read_text())
@@ -21,7 +21,7 @@ MESSAGES = [{"role": "user", "content": "Repeat: the quick brown fox jumps over 
 @pytest.fixture(scope="module")
 def allowing(tmp_path_factory):
     process = ServerProcess.serve(tmp_path_factory.mktemp("allowing") / "log.txt", "--enable-return-routed-experts",
-                                  "--enable-cache-reset", "--scheduling-policy", "priority", "--max-num-seqs", "1")
+                                  "--enable-cache-reset", "--max-num-seqs", "1")
     yield process
     process.stop()
 
@@ -133,24 +133,23 @@ def test_a_reset_forgets_what_was_cached(allowing, http):
     assert http.post("/reset_prefix_cache", b"").status == 403
 
 
-def test_a_lower_priority_value_runs_first(allowing):
-    client = HttpClient(allowing.port)
-    done = []
-
-    def ask(name, priority, tokens):
-        answer = client.post("/v1/completions", {"prompt": name, "max_tokens": tokens, "ignore_eos": True,
-                                                 "priority": priority})
-        assert answer.status == 200, answer.text
-        done.append(name)
-
-    threads = []
-    for name, priority, tokens in [("first", 0, 300), ("later", 5, 20), ("sooner", -5, 20)]:
-        threads.append(threading.Thread(target=ask, args=(name, priority, tokens)))
-        threads[-1].start()
-        time.sleep(0.05)
-    for thread in threads:
-        thread.join()
-    assert done == ["sooner", "first", "later"]
+def test_a_lower_priority_value_runs_first(tmp_path):
+    server = ScriptedServer.start(tmp_path, "--scheduling-policy", "priority", "--max-num-seqs", "1")
+    server.say("word", step_ms=5)
+    client = HttpClient(server.port)
+    try:
+        # It would run for minutes.
+        first = client.begin("/v1/completions", {"prompt": "first", "max_tokens": 100_000, "ignore_eos": True, "stream": True})
+        assert eventually(lambda: client.metric("vllm:num_requests_running") == 1)
+        later = client.begin("/v1/completions", {"prompt": "later", "priority": 5})
+        assert eventually(lambda: client.metric("vllm:num_requests_waiting") == 1)
+        assert client.post("/v1/completions", {"prompt": "sooner", "priority": -5}).status == 200
+        assert not select.select([later], [], [], 0)[0]
+        first.close()
+        assert later.recv(65536).startswith(b"HTTP/1.1 200 ")
+        later.close()
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])

@@ -128,6 +128,13 @@ def test_nonsense_is_one_line_and_exit_code_2(args, expected):
     assert expected in done.stderr and done.stderr.startswith("fathom: ") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("args", [["tiny"], ["pro", "--gpus", "8", "--json"]], ids=["short", "long"])
+def test_an_output_that_is_lost_is_an_error(args):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([str(BINARY), "plan", *args], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and "No space left" in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_help_names_every_flag():
     text = plan("--help").stdout
     for flag in ("--gpus", "--gpu", "--gpu-memory-gib", "--gpu-memory-utilization", *SIZES.values(), "--enable-expert-parallel",

@@ -9,7 +9,8 @@
 //                                 tokens becomes their ids
 //   "ids": [...]                  in place of "say"
 //   "fail": TEXT                  the step of the first token fails with this message
-//   "step_ms", "prefill_ms"       how long each token takes, and the first one besides
+//   "step_ms"                     how long each token takes
+//   "until": PATH                 the first token waits until this file is there
 // The last rule that fits wins. The next token has logit 60 and all others 0: sampling at a
 // temperature of 1 draws another once in 10^20 tokens. The text ends with EOS.
 #include <fmt/format.h>
@@ -17,6 +18,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <span>
@@ -44,7 +46,7 @@ struct Answer {
   std::vector<int32_t> ids;
   std::string failure;  // empty: none
   std::chrono::milliseconds step{0};
-  std::chrono::milliseconds prefill{0};
+  std::string until;  // a path; empty: nothing is waited for
 };
 
 uint64_t HashMore(uint64_t hash, int32_t id) {
@@ -66,8 +68,8 @@ class Script {
     return OkStatus();
   }
 
-  // The token after `token_ids`, which begin with a prompt that was added; waits as long as the
-  // script says.
+  // The token after `token_ids`, which begin with a prompt that was added; waits as the script
+  // says.
   int32_t Next(std::span<const int32_t> token_ids, int32_t eos) const {
     Answer answer;
     size_t num_prompt_tokens = 0;
@@ -84,7 +86,8 @@ class Script {
     }
     if (!answer.failure.empty()) throw std::runtime_error(answer.failure);
     const size_t idx = token_ids.size() - num_prompt_tokens;
-    std::this_thread::sleep_for(idx == 0 ? answer.prefill + answer.step : answer.step);
+    if (idx == 0) WaitForFile(answer.until);
+    std::this_thread::sleep_for(answer.step);
     return idx < answer.ids.size() ? answer.ids[idx] : eos;
   }
 
@@ -96,10 +99,8 @@ class Script {
     for (const json::Value& rule : rules.items()) {
       const json::Value* when = rule.Find("when");
       if (when != nullptr && prompt.find(when->AsString()) == std::string::npos) continue;
-      answer = {.ids = {},
-                .failure = {},
-                .step = Milliseconds(rule, "step_ms"),
-                .prefill = Milliseconds(rule, "prefill_ms")};
+      answer = {.ids = {}, .failure = {}, .step = StepOf(rule), .until = {}};
+      if (const json::Value* until = rule.Find("until")) answer.until = until->AsString();
       if (const json::Value* ids = rule.Find("ids")) {
         for (const json::Value& id : ids->items())
           answer.ids.push_back(static_cast<int32_t>(*id.ToInt64()));
@@ -112,9 +113,13 @@ class Script {
     }
     return answer;
   }
-  static std::chrono::milliseconds Milliseconds(const json::Value& rule, const char* key) {
-    const json::Value* value = rule.Find(key);
+  static std::chrono::milliseconds StepOf(const json::Value& rule) {
+    const json::Value* value = rule.Find("step_ms");
     return std::chrono::milliseconds(value == nullptr ? 0 : *value->ToInt64());
+  }
+  static void WaitForFile(const std::string& path) {
+    while (!path.empty() && !std::filesystem::exists(path))
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
 
   const std::string path_;

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +41,9 @@ class ScriptedServer(ServerProcess):
     def say(self, text: str, **fields: Any) -> None:
         """Every prompt is answered with `text`; special tokens' text becomes their ids. See scripted_server.cc."""
         self.rules([{"say": text, **fields}])
+
+    def say_when_told(self, text: str, **fields: Any) -> Callable[[], None]:
+        """The same, but the first token is not there before the function that this returns was called."""
+        told = self.script.with_name(f"told-{uuid.uuid4()}")
+        self.say(text, until=str(told), **fields)
+        return told.touch

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -15,11 +14,23 @@ ROOT = Path(__file__).resolve().parents[2]
 BINARY = Path(os.environ.get("FATHOM_BINARY", ROOT / "build" / "fathom"))
 MODEL = Path(os.environ.get("FATHOM_MODEL", ROOT / "models" / "fathom-tiny"))
 
+# What the user's shell says to other clients, of proxies, and of the launcher that it runs under itself.
+ELSEWHERE = ("OPENAI_", "ANTHROPIC_", "FATHOM_CLUSTER_", "SLURM_", "OMPI_", "PMI", "LWS_", "MASTER_", "RANK", "WORLD_SIZE",
+             "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "JOB_COMPLETION_INDEX", "TORCHELASTIC_")
+for variable in [name for name in os.environ if name.startswith(ELSEWHERE)]:
+    del os.environ[variable]
+os.environ["no_proxy"] = os.environ["NO_PROXY"] = "127.0.0.1,localhost"
+
+ports: list[socket.socket] = []  # those that were given out
+
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody else gets while the tests run: it is bound, and who asks for this one may share it."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    ports.append(holder)
+    return holder.getsockname()[1]
 
 
 class ServerProcess:
@@ -43,7 +54,7 @@ class ServerProcess:
                 with urllib.request.urlopen(self.url + "/health", timeout=2) as answer:
                     if answer.status == 200:
                         return
-            except (urllib.error.URLError, OSError):
+            except OSError:
                 time.sleep(0.1)
         raise AssertionError(f"not ready; exit code {self.process.poll()}:\n{self.log.read_text()}")
 
@@ -59,12 +70,16 @@ class ServerProcess:
             raise
         return process
 
+    def ended(self) -> int:
+        """The exit code of a process that is about to end."""
+        return self.process.wait(60)
+
     def stop(self) -> int:
-        """SIGTERM, and SIGKILL if that does not end it within 30 s; the exit code."""
+        """SIGTERM, and SIGKILL if that does not end it; the exit code."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGTERM)
         try:
-            return self.process.wait(30)
+            return self.ended()
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             return self.process.wait()
