@@ -1,11 +1,14 @@
 // The prefix cache through the engine and the real model: the same tokens and log-probabilities
 // with it and without, from the device, from host memory, and from disk in a new engine.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <functional>
+#include <numeric>
+#include <vector>
 
 #include "engine/make_engine.h"
 #include "engine/testing.h"
@@ -76,18 +79,18 @@ class PrefixCacheEngineTest : public testing::Test {
   }
 
   static void WaitUntil(const std::function<bool()>& done) {
-    for (int i = 0; i < 1000 && !done(); ++i) usleep(10000);
+    for (int i = 0; i < 6000 && !done(); ++i) usleep(10000);
     EXPECT_TRUE(done());
   }
-  int NumRecords() const {
-    int count = 0;
+  std::vector<uintmax_t> RecordSizes() const {
+    std::vector<uintmax_t> sizes;
     std::error_code error;  // files come and go
     for (auto it = std::filesystem::recursive_directory_iterator(directory_ / "kv", error);
          !error && it != std::filesystem::recursive_directory_iterator(); it.increment(error)) {
       const auto extension = it->path().extension();
-      count += extension == ".block" || extension == ".snapshot" ? 1 : 0;
+      if (extension == ".block" || extension == ".snapshot") sizes.push_back(it->file_size(error));
     }
-    return count;
+    return sizes;
   }
 
   class CachedTokensSink final : public request::TokenSink {
@@ -134,12 +137,12 @@ TEST_F(PrefixCacheEngineTest, GivesTheSameTokensFromEveryTier) {
   EXPECT_EQ(Ask(prompt, "salt").num_cached_tokens, 0);
 
   // Two blocks and the prompt's snapshot for each salt.
-  WaitUntil([this] { return NumRecords() >= 6; });
+  WaitUntil([this] { return RecordSizes().size() >= 6; });
   Start(tiers);
-  WaitUntil([this] {
-    return metrics_->ExposeText().find("fathom:kv_disk_bytes{model_name=\"small\"} 0\n") ==
-           std::string::npos;
-  });
+  const auto sizes = RecordSizes();
+  const std::string all_are_found = fmt::format("fathom:kv_disk_bytes{{model_name=\"small\"}} {}\n",
+                                                std::reduce(sizes.begin(), sizes.end()));
+  WaitUntil([&] { return metrics_->ExposeText().find(all_are_found) != std::string::npos; });
   const Answer from_disk = Ask(prompt);
   EXPECT_EQ(from_disk.num_cached_tokens, 512);
   EXPECT_EQ(from_disk.token_ids, plain.token_ids);

@@ -58,7 +58,7 @@ class DiskStoreTest : public testing::Test {
   }
   std::vector<KvStoreEvent> WaitForEvents(size_t count) {
     std::vector<KvStoreEvent> events;
-    for (int i = 0; i < 500 && events.size() < count; ++i) {
+    for (int i = 0; i < 3000 && events.size() < count; ++i) {
       store_->WaitForEvent(std::chrono::milliseconds(20));
       for (KvStoreEvent& e : store_->TakeEvents()) {
         if (e.kind != KvStoreEvent::Kind::kIndexed) events.push_back(std::move(e));
@@ -69,7 +69,7 @@ class DiskStoreTest : public testing::Test {
   // What an earlier run left, when all of it has been looked at.
   std::vector<KvStoreEvent> WaitUntilIndexed() {
     std::vector<KvStoreEvent> events;
-    for (int i = 0; i < 500; ++i) {
+    for (int i = 0; i < 3000; ++i) {
       store_->WaitForEvent(std::chrono::milliseconds(20));
       for (KvStoreEvent& e : store_->TakeEvents()) {
         if (e.kind == KvStoreEvent::Kind::kIndexed) return events;
@@ -129,7 +129,7 @@ TEST_F(DiskStoreTest, SaysWhenItHasToldAll) {
   ASSERT_TRUE(Write(Record(1)));
   Open();
   std::vector<KvStoreEvent> events;
-  for (int i = 0; i < 500 && events.size() < 2; ++i) {
+  for (int i = 0; i < 3000 && events.size() < 2; ++i) {
     store_->WaitForEvent(std::chrono::milliseconds(20));
     for (KvStoreEvent& e : store_->TakeEvents()) events.push_back(std::move(e));
   }

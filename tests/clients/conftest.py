@@ -28,7 +28,7 @@ def scripted(tmp_path_factory):
 
 def run(command, folder, **environment):
     """A command with nothing of this environment but what is given; its standard output."""
-    done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
+    done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280,
                           env={"PATH": PATH, "HOME": str(folder), **environment})
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
