@@ -73,6 +73,25 @@ TEST(StepPacer, NoStepIsLongerThanTheFloorAllowsAndPromptsGetTheRest) {
   }
 }
 
+TEST(StepPacer, FindsTheCostOfPromptsWhenASmallChunkCostsMoreThanItsShareOfALargeOne) {
+  Device device;
+  StepPacer pacer(0.7);
+  RunStep(pacer, device, 10, 0);
+  pacer.OnStep(Load(0, 8192), device.Seconds(0, 8192));
+  device.per_prefill_token *= 3;  // what so few tokens cost beside decodes
+  const double solo = device.Seconds(10, 0);
+  const double first = RunStep(pacer, device, 10);
+  EXPECT_GT(first, solo / 0.7) << "planned with what tokens of a full step cost";
+  double total = first;
+  for (int i = 1; i < 200; ++i) {
+    const double seconds = RunStep(pacer, device, 10);
+    EXPECT_LE(seconds, solo / 0.7 * 1.001) << "step " << i;
+    total += seconds;
+  }
+  EXPECT_LE(total, 200 * solo / 0.7 + StepPacer::kBurstSeconds);
+  EXPECT_GE(total, 200 * solo * (1 + 0.85 * (1 / 0.7 - 1))) << "prompts are held up for nothing";
+}
+
 TEST(StepPacer, ATokenDearerThanAStepsShareRunsEverySoOften) {
   Device device;
   device.per_prefill_token = 0.02;  // as on a CPU: a share of 7.7 ms
