@@ -152,6 +152,7 @@ void LowerTiers::OnRead(const KvStoreEvent& event) {
   KeptPart& part = node->part(event.record.kind);
   CHECK(part.reading && part.host_slot == event.host_slot);
   part.reading = false;
+  if (part.forget) return ForgetAfterClear(*node, event.record.kind);
   if (event.ok) {
     PutInHostQueue(*node, event.record.kind);
     return;
@@ -169,6 +170,7 @@ void LowerTiers::OnWrite(const KvStoreEvent& event) {
   KeptPart& part = node->part(event.record.kind);
   CHECK(part.writing && part.host_slot == event.host_slot);
   part.writing = false;
+  if (part.forget) return ForgetAfterClear(*node, event.record.kind);
   PutInHostQueue(*node, event.record.kind);
   if (!event.ok || !disk_on_) return;
   part.on_disk = true;
@@ -180,6 +182,7 @@ void LowerTiers::OnWrite(const KvStoreEvent& event) {
 
 void LowerTiers::OnFound(const KvStoreEvent& event, uint64_t time) {
   if (!disk_on_) return;
+  if (forget_found_) return DeleteOnDisk(event.record);
   PrefixNode* node = tree_.AddFound(event.record);
   if (node == nullptr || node->part(event.record.kind).on_disk) return;
   KeptPart& part = node->part(event.record.kind);
@@ -198,6 +201,17 @@ void LowerTiers::ForgetOnDisk(PrefixNode& node, PartKind kind) {
   disk_queue_[size_t(kind)].Remove(part.disk_place);
 }
 
+void LowerTiers::DeleteOnDisk(KvRecord record) {
+  requests_.push_back({KvStoreRequest::Kind::kDelete, std::move(record), -1});
+}
+
+void LowerTiers::ForgetAfterClear(PrefixNode& node, PartKind kind) {
+  node.part(kind).forget = false;
+  DropHostSlot(node, kind);
+  if (disk_on_) DeleteOnDisk(MakeRecord(node, kind));
+  tree_.Prune(&node);
+}
+
 // The older of the oldest block and the oldest snapshot goes.
 void LowerTiers::KeepDiskBudget() {
   while (disk_bytes_used_ > options_.disk_bytes) {
@@ -209,7 +223,7 @@ void LowerTiers::KeepDiskBudget() {
         (block != nullptr && block->block().disk_place.key < snapshot->snapshot().disk_place.key);
     PrefixNode* node = take_block ? block : snapshot;
     const PartKind kind = take_block ? PartKind::kBlock : PartKind::kSnapshot;
-    requests_.push_back({KvStoreRequest::Kind::kDelete, MakeRecord(*node, kind), -1});
+    DeleteOnDisk(MakeRecord(*node, kind));
     ForgetOnDisk(*node, kind);
     ++stats_.num_evicted_disk;
     tree_.Prune(node);
@@ -226,21 +240,23 @@ void LowerTiers::TurnDiskOff() {
   }
   for (PrefixNode* node : tree_.Nodes()) {
     for (const PartKind kind : kPartKinds) ForgetOnDisk(*node, kind);
-    tree_.Prune(node);
   }
+  tree_.PruneAll();
 }
 
 void LowerTiers::Clear() {
   waiting_writes_.clear();
+  forget_found_ = indexing_;
+  for (PrefixNode* node : tree_.Nodes()) {
+    for (KeptPart& part : node->parts) part.forget = part.reading || part.writing;
+  }
   for (const PartKind kind : kPartKinds) {
     while (PrefixNode* node = host_queue_[size_t(kind)].First(kNoSession)) {
       DropHostSlot(*node, kind);
       tree_.Prune(node);
     }
     while (PrefixNode* node = disk_queue_[size_t(kind)].First(kNoSession)) {
-      if (!node->part(kind).reading) {
-        requests_.push_back({KvStoreRequest::Kind::kDelete, MakeRecord(*node, kind), -1});
-      }
+      if (!node->part(kind).forget) DeleteOnDisk(MakeRecord(*node, kind));
       ForgetOnDisk(*node, kind);
       tree_.Prune(node);
     }

@@ -52,7 +52,7 @@ class LowerTiers {
   void OnEvents(std::span<const request::KvStoreEvent> events, uint64_t time);
   void TakeRequests(std::vector<request::KvStoreRequest>& out);
 
-  // Nothing is left in either tier, but for what the disk is busy with.
+  // Nothing is left in either tier; what the disk is busy with goes when that is done.
   void Clear();
 
   bool has_requests() const { return !requests_.empty() || CanWrite(); }
@@ -61,7 +61,6 @@ class LowerTiers {
   bool disk_on() const { return disk_on_; }
   int64_t disk_bytes_used() const { return disk_bytes_used_; }
   const LowerTiersStats& stats() const { return stats_; }
-  const IdPool& host_slots(PartKind kind) const { return host_[static_cast<size_t>(kind)]; }
 
  private:
   struct WaitingWrite {
@@ -75,6 +74,8 @@ class LowerTiers {
   void PutInDiskQueue(PrefixNode& node, PartKind kind);
   void DropHostSlot(PrefixNode& node, PartKind kind);
   void ForgetOnDisk(PrefixNode& node, PartKind kind);
+  void DeleteOnDisk(request::KvRecord record);
+  void ForgetAfterClear(PrefixNode& node, PartKind kind);
   void KeepDiskBudget();
   void StartWrites();
   void OnRead(const request::KvStoreEvent& event);
@@ -97,6 +98,7 @@ class LowerTiers {
   int num_reads_ = 0, num_writes_ = 0;
   bool disk_on_ = false;
   bool indexing_ = false;
+  bool forget_found_ = false;  // cleared before the disk had told its records
   int64_t disk_bytes_used_ = 0;
   LowerTiersStats stats_;
 };

@@ -239,7 +239,6 @@ void PrefixCache::CountHits(const AdmitRequest& request, const Prefix& prefix, S
   }
   if (prefix.nodes.empty()) return;
   const auto in_tail = static_cast<uint64_t>(prefix.num_tokens - prefix.nodes.back()->num_tokens);
-  stats_.tail_hit_tokens += in_tail;
   stats_.device_hit_tokens += in_tail;
 }
 

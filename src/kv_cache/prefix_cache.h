@@ -108,7 +108,6 @@ struct PrefixCacheStats {
   uint64_t device_hit_tokens = 0;
   uint64_t host_hit_tokens = 0;
   uint64_t disk_hit_tokens = 0;
-  uint64_t tail_hit_tokens = 0;        // the part of the device's that only a tail gave
   uint64_t evicted_device_blocks = 0;  // for a running sequence; also kept elsewhere or not
   uint64_t evicted_device_snapshots = 0;
   uint64_t evicted_tails = 0;

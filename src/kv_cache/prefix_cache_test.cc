@@ -394,6 +394,53 @@ TEST(PrefixCache, ABrokenDiskIsOffAndServingGoesOn) {
   server.ExpectEmptyAfterClear();
 }
 
+TEST(PrefixCache, ADiskThatBreaksTakesWhatOnlyItHadAlong) {
+  Server server(TieredOptions());
+  const auto prompt = Tokens(2000, 71);
+  server.Ask(prompt, {1});
+  server.Settle();
+  Server next(TieredOptions());
+  next.memory = server.memory;
+  next.memory.Restart();
+  next.RunTransfers();
+  EXPECT_GT(next.cache.stats().disk_bytes_used, 0);
+  next.memory.BreakDisk();
+  next.RunTransfers();
+  EXPECT_EQ(next.cache.stats().disk_bytes_used, 0);
+  EXPECT_EQ(next.Ask(prompt, {1}), 0);
+  next.ExpectEmptyAfterClear();
+}
+
+TEST(PrefixCache, AResetForgetsWhatTheDiskIsBusyWith) {
+  Server server(TieredOptions());
+  const auto prompt = Tokens(300, 72);
+  TestSequence run = server.Make(prompt);
+  ASSERT_EQ(server.Admit(run), Outcome::kAdmitted);
+  server.Step(run, 256);
+  server.Release(run);
+  const request::KvTransfers writes = server.cache.TakeTransfers(true);
+  EXPECT_EQ(writes.store.size(), 2u) << "a block and its snapshot";
+  server.cache.Clear();
+  EXPECT_EQ(server.cache.NumCachedTokens(server.MakeRequest(run)), 0);
+  server.memory.Run(writes);
+  server.Settle();
+  EXPECT_EQ(server.cache.NumCachedTokens(server.MakeRequest(run)), 0);
+  EXPECT_EQ(server.memory.num_disk_records(), 0u);
+}
+
+TEST(PrefixCache, AResetForgetsWhatTheDiskHasNotToldYet) {
+  Server server(TieredOptions());
+  const auto prompt = Tokens(1000, 73);
+  server.Ask(prompt, {1});
+  server.Settle();
+  Server next(TieredOptions());
+  next.memory = server.memory;
+  next.memory.Restart();
+  next.cache.Clear();
+  next.Settle();
+  EXPECT_EQ(next.Ask(prompt, {1}), 0);
+}
+
 TEST(PrefixCache, RejectedDraftsAreTakenBackAnywhereInABlock) {
   Server server(SmallOptions());
   TestSequence run = server.Make(Concat(Tokens(300, 80), Tokens(800, 81)));
@@ -407,8 +454,9 @@ TEST(PrefixCache, RejectedDraftsAreTakenBackAnywhereInABlock) {
   server.ExpectEmptyAfterClear();
 }
 
-// Random requests that share prefixes, in random order, with preemptions, cancellations, drafts and
-// shortage in every tier. SimulatedMemory sees any byte that is not where a model would read it.
+// Random requests that share prefixes, in random order, with preemptions, cancellations, drafts,
+// resets and shortage in every tier. SimulatedMemory sees any byte that is not where a model would
+// read it.
 class RandomTraffic {
  public:
   RandomTraffic(const PrefixCacheOptions& options, uint32_t seed)
@@ -426,6 +474,7 @@ class RandomTraffic {
   int Below(int n) { return static_cast<int>(random_() % static_cast<uint32_t>(n)); }
 
   void Event() {
+    if (Below(100) == 0) server_.cache.Clear();
     switch (Below(12)) {
       case 0:
       case 1:

@@ -68,13 +68,25 @@ PrefixNode* PrefixTree::AddFound(const request::KvRecord& record) {
   return FindOrAdd(*parent, record.hash, record.token_ids);
 }
 
+bool PrefixTree::IsNeeded(const PrefixNode& node) {
+  return node.num_children > 0 || node.num_users > 0 || !node.tails.empty() ||
+         node.part(PartKind::kBlock).kept() || node.part(PartKind::kSnapshot).kept();
+}
+
+PrefixNode* PrefixTree::Erase(PrefixNode& node) {
+  PrefixNode* parent = node.parent;
+  nodes_.erase(node.hash);
+  if (parent != nullptr) --parent->num_children;
+  return parent;
+}
+
 void PrefixTree::Prune(PrefixNode* node) {
-  while (node != nullptr && node->num_children == 0 && node->num_users == 0 &&
-         node->tails.empty() && !node->block().kept() && !node->snapshot().kept()) {
-    PrefixNode* parent = node->parent;
-    nodes_.erase(node->hash);
-    if (parent != nullptr) --parent->num_children;
-    node = parent;
+  while (node != nullptr && !IsNeeded(*node)) node = Erase(*node);
+}
+
+void PrefixTree::PruneAll() {
+  for (PrefixNode* node : Nodes()) {
+    if (!IsNeeded(*node)) Erase(*node);
   }
 }
 

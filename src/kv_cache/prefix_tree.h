@@ -1,6 +1,6 @@
 // PrefixTree: the full blocks that are known, in any tier, each under the block before it; and the
 // tails at their ends. Says who is whose child and what is used by whom; which memory is given up
-// is device_tier.h's and lower_tiers.h's business. Owned by PrefixCache; one thread.
+// is prefix_cache.h's and lower_tiers.h's business. Owned by PrefixCache; one thread.
 #pragma once
 
 #include <array>
@@ -28,13 +28,14 @@ struct KeptPart {
   int32_t host_slot = -1;
   bool reading = false;  // from disk into host_slot, which has nothing yet
   bool writing = false;  // from host_slot to disk
+  bool forget = false;   // once the disk is done reading or writing it
   bool on_disk = false;
   int64_t file_bytes = 0;
   uint64_t last_use = 0;
   EvictionPlace device_place, host_place, disk_place;
 
   bool on_device() const { return device_id >= 0; }
-  bool in_host() const { return host_slot >= 0 && !reading; }
+  bool in_host() const { return host_slot >= 0 && !reading && !forget; }
   bool kept() const { return on_device() || host_slot >= 0 || on_disk; }
 };
 
@@ -91,6 +92,8 @@ class PrefixTree {
 
   // Erases the node and then its ancestors, as far as nothing is kept there and nobody needs them.
   void Prune(PrefixNode* node);
+  // The same for all.
+  void PruneAll();
 
   static void Attach(PrefixTail& tail, PrefixNode& node);
   static void Detach(PrefixTail& tail);
@@ -99,6 +102,8 @@ class PrefixTree {
   std::vector<PrefixNode*> Nodes() const;  // deepest first
 
  private:
+  static bool IsNeeded(const PrefixNode& node);
+  PrefixNode* Erase(PrefixNode& node);  // its parent
   PrefixNode& Add(const request::KvHash& hash, int64_t num_tokens);
 
   const ChainHash hash_;

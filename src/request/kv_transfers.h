@@ -67,7 +67,7 @@ struct KvStoreEvent {
     kWrite,    // `ok`: the record can be read from now on
     kFound,    // a record of an earlier run; no host slot
     kIndexed,  // every record of earlier runs has been told
-    kOff,      // the disk failed: nothing more is read or written; every request has been answered
+    kOff,      // the disk failed: nothing more is read or written; all requests get their answers
   };
   Kind kind = Kind::kRead;
   KvRecord record = {};
