@@ -33,8 +33,9 @@ EngineLoop::EngineLoop(const EngineLoopOptions& options,
                        const Clock& clock)
     : options_(options),
       clock_(clock),
-      // A live request is submitted once and ended at most once; and one reset, and one failure.
-      commands_(static_cast<size_t>(options.max_live_requests) * 2 + 2),
+      // A live request is submitted once and ended at most once; those that a step has just ended
+      // may still be ended by their readers; and one reset, and one failure.
+      commands_(static_cast<size_t>(options.max_live_requests) * 3 + 2),
       ranks_(scheduler_options, options.num_data_ranks),
       executor_(std::move(executor)) {
   for (int rank = 0; rank < options.num_data_ranks; ++rank) {
@@ -47,6 +48,10 @@ EngineLoop::EngineLoop(const EngineLoopOptions& options,
 }
 
 EngineLoop::~EngineLoop() {
+  {
+    std::lock_guard lock(mutex_);
+    draining_ = true;
+  }
   stopping_ = true;
   commands_.Close();
   thread_.join();
@@ -71,7 +76,7 @@ Status EngineLoop::Submit(request::Request request, std::shared_ptr<request::Tok
     return InternalError(fmt::format("request id {} is in use", id));
   }
   // Under the mutex: a loop that dies finds every request that was let in.
-  CHECK(commands_.TryPush(Submission{std::move(request), std::move(sink)}));
+  Push(Submission{std::move(request), std::move(sink)});
   return OkStatus();
 }
 
@@ -80,7 +85,12 @@ void EngineLoop::Finish(RequestId id, FinishReason reason) {
   const auto it = live_.find(id);
   if (it == live_.end() || it->second) return;
   it->second = true;
-  CHECK(commands_.TryPush(Ending{id, reason}));
+  Push(Ending{id, reason});
+}
+
+// There is room for every command, until the loop stops and needs none.
+void EngineLoop::Push(Command command) {
+  CHECK(commands_.TryPush(std::move(command)) || stopping_);
 }
 
 void EngineLoop::Drain(Duration timeout) {
@@ -100,7 +110,7 @@ void EngineLoop::Drain(Duration timeout) {
 void EngineLoop::ResetPrefixCache() {
   std::lock_guard lock(mutex_);
   if (std::exchange(cache_reset_, true)) return;
-  CHECK(commands_.TryPush(CacheReset{}));
+  Push(CacheReset{});
 }
 
 EngineStats EngineLoop::Stats() const {
@@ -125,14 +135,14 @@ void EngineLoop::RunThread() {
 }
 
 Status EngineLoop::RunSteps() {
-  while (!stopping_) {
+  Status status;
+  while (status.ok() && !stopping_) {
     TakeCommands();
-    RETURN_IF_ERROR(failure_);
     EndExpired();
-    RETURN_IF_ERROR(RunStep());
+    status = failure_.ok() ? RunStep() : failure_;
   }
-  DeliverOutputs();
-  return OkStatus();
+  DeliverOutputs();  // what was sampled before the end counts
+  return status;
 }
 
 Status EngineLoop::RunStep() {

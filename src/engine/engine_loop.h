@@ -79,6 +79,7 @@ class EngineLoop final : public Engine {
     size_t num_output_tokens = 0;
   };
 
+  void Push(Command command);
   void RunThread();
   Status RunSteps();
   Status RunStep();

@@ -37,6 +37,21 @@ Result<runtime::KvCache> MakeKvCache(const EngineOptions& options, const KvPlan&
   return cache;
 }
 
+// So that no step waits for it; each rank on a thread.
+void CaptureDecodes(const std::vector<runtime::LocalExecutor::Rank>& ranks) {
+  const SystemClock clock;
+  const TimePoint begin = clock.Now();
+  std::atomic<int> num_captured = 0;
+  std::vector<std::thread> threads;
+  for (const auto& rank : ranks) {
+    threads.emplace_back([&] { num_captured = rank.runner->CaptureDecodes(); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (num_captured == 0) return;
+  LogInfo("captured {} steps of decodes in {:.2f} s", num_captured.load(),
+          Seconds(clock.Now() - begin));
+}
+
 }  // namespace
 
 int MaxLogitsRows(const EngineOptions& options) {
@@ -77,21 +92,6 @@ std::vector<RankMemory> MemoryOf(const EngineOptions& options,
     memory.push_back(MemoryOf(options, rank.layout, *rank.device, static_cast<int>(ranks.size())));
   }
   return memory;
-}
-
-// So that no step waits for it; each rank on a thread.
-void CaptureDecodes(const std::vector<runtime::LocalExecutor::Rank>& ranks) {
-  const SystemClock clock;
-  const TimePoint begin = clock.Now();
-  std::atomic<int> num_captured = 0;
-  std::vector<std::thread> threads;
-  for (const auto& rank : ranks) {
-    threads.emplace_back([&] { num_captured = rank.runner->CaptureDecodes(); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  if (num_captured == 0) return;
-  LogInfo("captured {} steps of decodes in {:.2f} s", num_captured.load(),
-          Seconds(clock.Now() - begin));
 }
 
 Result<std::unique_ptr<runtime::LocalExecutor>> MakeLocalExecutor(
