@@ -26,7 +26,8 @@ Status Apply(const json::Value& config, request::SamplingParams* params) {
   RETURN_IF_ERROR(ReadDouble(config, "temperature", 0, 2, &params->temperature));
   RETURN_IF_ERROR(ReadDouble(config, "top_p", 1e-9, 1, &params->top_p));
   RETURN_IF_ERROR(ReadDouble(config, "min_p", 0, 1, &params->min_p));
-  RETURN_IF_ERROR(ReadDouble(config, "repetition_penalty", 1e-9, 1e9, &params->repetition_penalty));
+  RETURN_IF_ERROR(
+      ReadDouble(config, "repetition_penalty", 0.001, 100, &params->repetition_penalty));
   double top_k = params->top_k;
   RETURN_IF_ERROR(ReadDouble(config, "top_k", -1, 1 << 30, &top_k));
   params->top_k = std::max(0, static_cast<int>(top_k));

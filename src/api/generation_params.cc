@@ -26,11 +26,9 @@ void ReadDistribution(FieldReader* fields, request::SamplingParams* sampling) {
   sampling->min_p = fields->Number("min_p", 0, 1).value_or(sampling->min_p);
   sampling->presence_penalty = fields->Number("presence_penalty", -2, 2).value_or(0);
   sampling->frequency_penalty = fields->Number("frequency_penalty", -2, 2).value_or(0);
-  const auto repetition = fields->Number("repetition_penalty", 0, 100);
-  if (repetition) sampling->repetition_penalty = *repetition;
-  if (sampling->repetition_penalty == 0) {
-    fields->Fail("repetition_penalty", "repetition_penalty must be greater than 0");
-  }
+  // Far below 1 it would make logits infinite.
+  sampling->repetition_penalty =
+      fields->Number("repetition_penalty", 0.001, 100).value_or(sampling->repetition_penalty);
 }
 
 void ReadLogitBias(FieldReader* fields, const ServerContext& context,

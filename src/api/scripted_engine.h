@@ -48,7 +48,6 @@ class ScriptedEngine final : public engine::Engine {
     const std::lock_guard lock(mutex_);
     return active_.size();
   }
-  int num_cache_resets() const { return num_cache_resets_; }
   std::vector<request::Request> submitted() const {
     const std::lock_guard lock(mutex_);
     return submitted_;
@@ -79,7 +78,7 @@ class ScriptedEngine final : public engine::Engine {
     wake_.notify_all();
     idle_.wait(lock, [this] { return active_.empty(); });
   }
-  void ResetPrefixCache() override { ++num_cache_resets_; }
+  void ResetPrefixCache() override {}
   engine::EngineStats Stats() const override { return {}; }
   request::RequestId NextRequestId() override { return next_id_++; }
   int64_t max_model_len() const override { return max_model_len_; }
@@ -152,7 +151,6 @@ class ScriptedEngine final : public engine::Engine {
   std::atomic<bool> held_{false};
   std::atomic<std::chrono::milliseconds> step_time_{std::chrono::milliseconds(0)};
   std::atomic<request::RequestId> next_id_{1};
-  std::atomic<int> num_cache_resets_{0};
 
   mutable std::mutex mutex_;  // guards the rest
   std::condition_variable wake_, idle_;

@@ -428,6 +428,7 @@ TEST(Chat, RefusesBadFields) {
       {R"(,"top_k":-2)", "top_k", "top_k must be at least -1, got -2"},
       {R"(,"presence_penalty":2.5)", "presence_penalty", nullptr},
       {R"(,"repetition_penalty":0)", "repetition_penalty", nullptr},
+      {R"(,"repetition_penalty":1e-9)", "repetition_penalty", nullptr},
       {R"(,"n":0)", "n", "n must be at least 1, got 0"},
       {R"(,"n":1000)", "n", "n must be at most 64, got 1000"},
       {R"(,"min_tokens":9,"max_tokens":3)", "min_tokens", nullptr},

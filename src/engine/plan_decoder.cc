@@ -163,8 +163,9 @@ void PlanReader::ReadSampling(request::SamplingParams& p) {
   p.min_tokens = Get<int32_t>(0, kMaxInt, "min_tokens");
   p.ignore_eos = Get<uint8_t>(0, 1, "ignore_eos") == 1;
   GetIds(kMaxInt, std::numeric_limits<int32_t>::min(), kMaxInt, "a stop token", p.stop_token_ids);
-  p.num_logprobs = GetOptional(vocab_size, "logprobs");
-  p.num_prompt_logprobs = GetOptional(vocab_size, "prompt_logprobs");
+  // More than there are tokens is as many as there are.
+  p.num_logprobs = GetOptional(kMaxInt, "logprobs");
+  p.num_prompt_logprobs = GetOptional(kMaxInt, "prompt_logprobs");
 }
 
 void PlanReader::ReadRequest(Sequence& sequence) {

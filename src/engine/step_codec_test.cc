@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <limits>
 
 #include "engine/rank_runtime.h"
 #include "engine/testing_steps.h"
@@ -173,6 +174,22 @@ TEST(StepCodec, WhatIsWrongInAPlanIsSaid) {
   limits.vocab_size = 2;
   status = PlanDecoder(limits).Decode(PlanEncoder().Encode(step->batches, step->masks)).status();
   EXPECT_THAT(status.message(), HasSubstr("not 0 to 1"));
+}
+
+// A plan that is refused ends the group, and with it everybody's requests.
+TEST(StepCodec, WhateverTheApiLetsARequestAskForArrives) {
+  RandomSteps steps(3);
+  const RandomSteps::Step* step = &steps.Next();
+  while (step->batches[0].sequences.empty()) step = &steps.Next();
+  std::vector<request::ScheduledBatch> batches = step->batches;
+  request::Request request = *batches[0].sequences[0].request;
+  request.sampling.repetition_penalty = 0.001;
+  request.sampling.top_k = std::numeric_limits<int32_t>::max();
+  request.sampling.min_tokens = std::numeric_limits<int32_t>::max();
+  request.sampling.num_logprobs = 1 << 24;  // as --max-logprobs may allow
+  batches[0].sequences[0].request = &request;
+  const auto plan = PlanDecoder(TestLimits()).Decode(PlanEncoder().Encode(batches, step->masks));
+  EXPECT_TRUE(plan.ok()) << plan.status().message();
 }
 
 TEST(StepCodec, ResultsArriveAsTheyWereSentAndMustFitTheStep) {
