@@ -44,8 +44,9 @@ class ResumableStream final : public ResponseWriter,
  private:
   using Operation = std::function<void(ResponseWriter&)>;
 
-  // On the reader's executor, if there is a reader.
-  void ForReader(Operation operation);
+  // On the reader's executor, if there is a reader. `lock` has been held since what is done was
+  // written down, so that a connection that resumes meanwhile has it once.
+  void ForReader(std::unique_lock<std::mutex> lock, Operation operation);
   void WatchReader(const std::shared_ptr<ResponseWriter>& writer);
   // The events of `data`, each with its id, added to the log; comments are left out of it.
   std::string AddToLog(std::string_view data);
@@ -82,12 +83,9 @@ void ResumableStream::Abandon() {
   if (on_gone) first_->Post(std::move(on_gone));
 }
 
-void ResumableStream::ForReader(Operation operation) {
-  std::shared_ptr<ResponseWriter> reader;
-  {
-    const std::lock_guard lock(mutex_);
-    reader = reader_;
-  }
+void ResumableStream::ForReader(std::unique_lock<std::mutex> lock, Operation operation) {
+  const std::shared_ptr<ResponseWriter> reader = reader_;
+  lock.unlock();
   if (reader == first_) return operation(*reader);
   if (reader != nullptr) {
     reader->Post([reader, operation = std::move(operation)] { operation(*reader); });
@@ -121,11 +119,10 @@ void ResumableStream::Send(http::Response response) {
 }
 
 void ResumableStream::BeginStream(http::Response head) {
-  {
-    const std::lock_guard lock(mutex_);
-    head_ = head;
-  }
-  ForReader([head = std::move(head)](ResponseWriter& writer) { writer.BeginStream(head); });
+  std::unique_lock lock(mutex_);
+  head_ = head;
+  ForReader(std::move(lock),
+            [head = std::move(head)](ResponseWriter& writer) { writer.BeginStream(head); });
 }
 
 std::string ResumableStream::AddToLog(std::string_view data) {
@@ -153,29 +150,25 @@ std::string ResumableStream::AddToLog(std::string_view data) {
 
 void ResumableStream::Write(std::string_view data) {
   if (IsExpired(steady_clock::now())) return Abandon();
-  std::string text;
-  {
-    const std::lock_guard lock(mutex_);
-    text = AddToLog(data);
-  }
-  ForReader([text = std::move(text)](ResponseWriter& writer) { writer.Write(text); });
+  std::unique_lock lock(mutex_);
+  std::string text = AddToLog(data);
+  ForReader(std::move(lock),
+            [text = std::move(text)](ResponseWriter& writer) { writer.Write(text); });
 }
 
 void ResumableStream::End() {
-  ForReader([](ResponseWriter& writer) { writer.End(); });
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   over_ = true;
   on_gone_ = nullptr;
   if (!idle_since_) idle_since_ = steady_clock::now();
+  ForReader(std::move(lock), [](ResponseWriter& writer) { writer.End(); });
 }
 
 void ResumableStream::SetKeepAlive(std::chrono::milliseconds interval, std::string text) {
-  {
-    const std::lock_guard lock(mutex_);
-    keep_alive_interval_ = interval;
-    keep_alive_text_ = text;
-  }
-  ForReader([interval, text = std::move(text)](ResponseWriter& writer) {
+  std::unique_lock lock(mutex_);
+  keep_alive_interval_ = interval;
+  keep_alive_text_ = text;
+  ForReader(std::move(lock), [interval, text = std::move(text)](ResponseWriter& writer) {
     writer.SetKeepAlive(interval, text);
   });
 }
