@@ -13,7 +13,7 @@ Status NotANumber(const char* flag, const std::string& text, const std::string& 
       fmt::format("--{}: '{}' is not a number from {} to {}", flag, text, low, high));
 }
 
-Result<int64_t> ParseSize(const std::string& text, const char* flag) {
+Result<int64_t> ParseSize(const std::string& text, const char* flag, int64_t low) {
   int64_t scale = 1;
   std::string digits = text;
   if (!digits.empty()) {
@@ -35,7 +35,7 @@ Result<int64_t> ParseSize(const std::string& text, const char* flag) {
     }
     if (scale != 1) digits.pop_back();
   }
-  ASSIGN_OR_RETURN(const int64_t n, ParseNumber<int64_t>(digits, 1, int64_t{1} << 50, flag));
+  ASSIGN_OR_RETURN(const int64_t n, ParseNumber<int64_t>(digits, low, int64_t{1} << 50, flag));
   if (n > (int64_t{1} << 50) / scale) {
     return InvalidArgument(fmt::format("--{}: '{}' is too large", flag, text));
   }

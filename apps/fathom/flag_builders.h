@@ -28,9 +28,9 @@ Result<T> ParseNumber(const std::string& text, T low, T high, const char* flag) 
   return out;
 }
 
-// Bytes or tokens with an optional suffix: 1024, 32k, 1M, 4G (binary for k, M, G; vLLM reads them
-// so too).
-Result<int64_t> ParseSize(const std::string& text, const char* flag);
+// Bytes or tokens, at least `low`, with an optional suffix: 1024, 32k, 1M, 4G (binary for k, M, G;
+// vLLM reads them so too).
+Result<int64_t> ParseSize(const std::string& text, const char* flag, int64_t low = 1);
 
 Result<json::Value> ParseObject(const std::string& text, const char* flag);
 

@@ -58,6 +58,7 @@ std::vector<comm::Agreement> Agreements(const ModelOptions& options, const std::
       {"--data-parallel-size", number(options.parallel.data_parallel_size)},
       {"--pipeline-parallel-size", number(options.parallel.pipeline_parallel_size)},
       {"--enable-expert-parallel", number(options.parallel.enable_expert_parallel)},
+      {"--disable-custom-all-reduce", number(options.disable_custom_all_reduce)},
       {"--max-model-len", number(options.max_model_len)},
       {"--max-num-seqs", number(options.max_num_seqs)},
       {"--max-num-batched-tokens", number(options.max_num_batched_tokens)},

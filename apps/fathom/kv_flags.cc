@@ -5,9 +5,10 @@ namespace fathom::app {
 
 namespace {
 
+// 0 is what the flag's help says.
 ApplyFlag SetBytes(int64_t engine::KvTierOptions::* member, const char* flag) {
   return [=](const FlagValues& values, ServeOptions& options) -> Status {
-    ASSIGN_OR_RETURN(options.model.kv.*member, ParseSize(values[0], flag));
+    ASSIGN_OR_RETURN(options.model.kv.*member, ParseSize(values[0], flag, 0));
     return OkStatus();
   };
 }
@@ -15,7 +16,7 @@ ApplyFlag SetBytes(int64_t engine::KvTierOptions::* member, const char* flag) {
 Status ApplyRetentionInterval(const FlagValues& values, ServeOptions& options) {
   if (values[0] == "auto") return OkStatus();
   ASSIGN_OR_RETURN(options.model.kv.retention_interval,
-                   ParseSize(values[0], "prefix-cache-retention-interval"));
+                   ParseSize(values[0], "prefix-cache-retention-interval", 0));
   return OkStatus();
 }
 
@@ -64,10 +65,10 @@ void AddKvFlags(std::vector<ServeFlag>* flags) {
                            o.model.kv.disk_directory = v[0];
                            return OkStatus();
                          }));
-  flags->push_back(Works("kv-disk-size", "SIZE", "of what is kept there (default 64G)",
+  flags->push_back(Works("kv-disk-size", "SIZE", "of what is kept there (default 64G; 0: nothing)",
                          SetBytes(&engine::KvTierOptions::disk_bytes, "kv-disk-size")));
   flags->push_back(Works(
-      "kv-disk-write-bandwidth", "SIZE", "bytes a second written there (default 200M)",
+      "kv-disk-write-bandwidth", "SIZE", "bytes a second written there (default 200M; 0: no limit)",
       SetBytes(&engine::KvTierOptions::disk_write_bytes_per_second, "kv-disk-write-bandwidth")));
 }
 

@@ -107,26 +107,11 @@ double TotalBytes(const checkpoint::TensorSource& source) {
   return bytes;
 }
 
-}  // namespace
+using BeforeLoading = std::function<Status(const ModelSession&)>;
 
-int MaxBatchedTokens(const ModelOptions& options, device::DeviceKind device) {
-  if (options.max_num_batched_tokens > 0) return options.max_num_batched_tokens;
-  return device == device::DeviceKind::kCuda ? 8192 : 2048;
-}
-
-Result<ModelSession> OpenModel(const ModelOptions& options, SessionText text,
-                               const std::function<Status(const ModelSession&)>& before_loading) {
-  const SystemClock clock;
-  const TimePoint start = clock.Now();
-  ModelSession session;
-  RETURN_IF_ERROR(FindModel(options, text, &session));
-  if (text == SessionText::kTokenizer) {
-    ASSIGN_OR_RETURN(session.special_tokens, text::SpecialTokens::Find(*session.tokenizer));
-  }
-  session.numerics = options.numerics;
-  session.index_dtype = options.numerics == config::Numerics::kFp32
-                            ? kv_cache::IndexKeyDType::kFp32
-                            : options.index_dtype.value_or(kv_cache::IndexKeyDType::kFp4);
+// From the devices to the weights.
+Status LoadSession(const ModelOptions& options, TimePoint start,
+                   const BeforeLoading& before_loading, ModelSession& session) {
   RETURN_IF_ERROR(OpenRanks(options, session));
   if (before_loading) RETURN_IF_ERROR(before_loading(session));
   ASSIGN_OR_RETURN(session.limits.max_model_len,
@@ -146,11 +131,36 @@ Result<ModelSession> OpenModel(const ModelOptions& options, SessionText text,
                                        .index_dtype = session.index_dtype,
                                        .limits = session.limits};
   RETURN_IF_ERROR(LoadRanks(options, model_options, *source, session.ranks, session.load_times));
-  session.load_times.seconds = Seconds(clock.Now() - start);
+  session.load_times.seconds = Seconds(SystemClock().Now() - start);
   LogInfo("loaded {} ({}) onto {}{} in {:.2f} s", options.model, FormatBytes(TotalBytes(*source)),
           session.ranks.size() > 1 ? fmt::format("{} x ", session.ranks.size()) : "",
           session.device().name(), session.load_times.seconds);
-  return session;
+  return OkStatus();
+}
+
+}  // namespace
+
+int MaxBatchedTokens(const ModelOptions& options, device::DeviceKind device) {
+  if (options.max_num_batched_tokens > 0) return options.max_num_batched_tokens;
+  return device == device::DeviceKind::kCuda ? 8192 : 2048;
+}
+
+Result<ModelSession> OpenModel(const ModelOptions& options, SessionText text,
+                               const BeforeLoading& before_loading) {
+  const TimePoint start = SystemClock().Now();
+  ModelSession session;
+  RETURN_IF_ERROR(FindModel(options, text, &session));
+  if (text == SessionText::kTokenizer) {
+    ASSIGN_OR_RETURN(session.special_tokens, text::SpecialTokens::Find(*session.tokenizer));
+  }
+  session.numerics = options.numerics;
+  session.index_dtype = options.numerics == config::Numerics::kFp32
+                            ? kv_cache::IndexKeyDType::kFp32
+                            : options.index_dtype.value_or(kv_cache::IndexKeyDType::kFp4);
+  const Status status = LoadSession(options, start, before_loading, session);
+  if (status.ok()) return session;
+  if (session.nodes != nullptr) session.nodes->control().Abort(status);  // the others hear why
+  return status;
 }
 
 }  // namespace fathom::app

@@ -77,6 +77,17 @@ TEST(ServeFlags, SizesTakeSuffixesAndAutoMeansAuto) {
   EXPECT_FALSE(Flag("max-model-len").apply({"12x"}, options).ok());
 }
 
+TEST(ServeFlags, ZeroIsTakenWhereTheHelpGivesItAMeaning) {
+  for (const ServeFlag& flag : ServeFlags()) {
+    if (flag.kind != FlagKind::kValue || flag.help.find("0: ") == std::string::npos) continue;
+    ServeOptions options;
+    EXPECT_TRUE(flag.apply({"0"}, options).ok()) << flag.name;
+  }
+  ServeOptions options;
+  EXPECT_TRUE(Flag("kv-host-size").apply({"0"}, options).ok());
+  EXPECT_FALSE(Flag("kv-cache-memory").apply({"0"}, options).ok());
+}
+
 TEST(ServeFlags, WhatIsNotAvailableSaysWhatIs) {
   ServeOptions options;
   EXPECT_THAT(Flag("tensor-parallel-size").apply({"0"}, options).message(), HasSubstr("1 to 1024"));

@@ -1,6 +1,7 @@
 """Several processes, as one on each host, serve one model: they meet, agree, answer as one, and end together."""
 
 import os
+import shutil
 import signal
 import time
 
@@ -18,9 +19,10 @@ class Nodes:
         self.port, self.meeting = free_port(), free_port()
         self.nodes = [self.start(folder, rank, count, flags) for rank in range(count)]
 
-    def start(self, folder, rank: int, count: int, flags: tuple[str, ...], **environment: str) -> ServerProcess:
+    def start(self, folder, rank: int, count: int, flags: tuple[str, ...], model=MODEL,
+              **environment: str) -> ServerProcess:
         return ServerProcess(
-            [str(BINARY), "serve", str(MODEL), "--device", "cpu", "--max-model-len", "4096", "--port", str(self.port),
+            [str(BINARY), "serve", str(model), "--device", "cpu", "--max-model-len", "4096", "--port", str(self.port),
              "--nnodes", str(count), "--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port",
              str(self.meeting), *flags], self.port, folder / f"node{rank}.txt", {**SECRET, **environment})
 
@@ -111,6 +113,18 @@ def test_a_node_with_another_secret_is_refused(start):
     assert "secret" in nodes.log(1)
     time.sleep(0.5)
     assert nodes.nodes[0].process.poll() is None  # still waits for the right one
+
+
+def test_a_node_that_cannot_load_tells_the_others_why(start, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(MODEL, broken)
+    os.truncate(broken / "model.safetensors", 1 << 20)
+    nodes = start(1, "--nnodes", "2", "--tensor-parallel-size", "2")
+    nodes.nodes.append(nodes.start(tmp_path, 1, 2, ("--tensor-parallel-size", "2"), model=broken))
+    assert nodes.nodes[1].ended() == 4
+    assert nodes.nodes[0].ended() == 6
+    last = nodes.log(0).splitlines()[-1]
+    assert "node 1" in last and "model.safetensors" in last
 
 
 def test_several_nodes_need_a_secret(tmp_path):
