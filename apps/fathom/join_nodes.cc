@@ -64,6 +64,9 @@ std::vector<comm::Agreement> Agreements(const ModelOptions& options, const std::
       {"--max-num-batched-tokens", number(options.max_num_batched_tokens)},
       {"--kv-cache-memory", number(options.kv_cache_bytes)},
       {"--kv-host-size", number(options.kv.host_bytes)},
+      {"--kv-disk-dir", options.kv.disk_directory.empty() ? "none" : "given"},
+      {"--kv-disk-size", number(options.kv.disk_bytes)},
+      {"--kv-disk-write-bandwidth", number(options.kv.disk_write_bytes_per_second)},
       {"--[no-]enable-prefix-caching", number(options.kv.prefix_caching)},
   };
 }

@@ -60,15 +60,19 @@ void AddKvFlags(std::vector<ServeFlag>* flags) {
                          SetBytes(&engine::KvTierOptions::host_bytes, "kv-host-size")));
   flags->push_back(Works("kv-disk-dir", "DIR",
                          "folder for prefixes on disk, found again after a restart; this server's "
-                         "alone, mode 700 (default: none)",
+                         "alone, mode 700; on each host (default: none)",
                          [](const FlagValues& v, ServeOptions& o) -> Status {
                            o.model.kv.disk_directory = v[0];
                            return OkStatus();
                          }));
-  flags->push_back(Works("kv-disk-size", "SIZE", "of what is kept there (default 64G; 0: nothing)",
+  flags->push_back(Works("kv-disk-size", "SIZE",
+                         "of what is kept there, by all ranks and hosts together (default 64G; 0: "
+                         "nothing)",
                          SetBytes(&engine::KvTierOptions::disk_bytes, "kv-disk-size")));
   flags->push_back(Works(
-      "kv-disk-write-bandwidth", "SIZE", "bytes a second written there (default 200M; 0: no limit)",
+      "kv-disk-write-bandwidth", "SIZE",
+      "bytes a second written there, by all ranks and hosts together (default 200M; 0: "
+      "no limit)",
       SetBytes(&engine::KvTierOptions::disk_write_bytes_per_second, "kv-disk-write-bandwidth")));
 }
 

@@ -116,7 +116,7 @@ std::vector<SequenceOutput> DataRanks::Commit(const Step& step,
   std::vector<SequenceOutput> outputs;
   for (size_t d = 0; d < size(); ++d) {
     if (step.batches[d].empty()) {
-      schedulers_[d]->OnPeersStep(step.load, step_time);
+      schedulers_[d]->OnPeersStep(results[d], step_time, step.load);
     } else {
       TakeOutputs(schedulers_[d]->Commit(results[d], step_time, step.load), outputs);
     }

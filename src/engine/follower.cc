@@ -9,7 +9,7 @@
 namespace fathom::engine {
 namespace {
 
-Status FollowSteps(const StepLimits& limits, const std::vector<size_t>& result_ranks,
+Status FollowSteps(const StepLimits& limits, const NodeReports& reports,
                    runtime::LocalExecutor& executor, comm::ControlLink& control) {
   PlanDecoder decoder(limits);
   while (true) {
@@ -18,8 +18,8 @@ Status FollowSteps(const StepLimits& limits, const std::vector<size_t>& result_r
     ASSIGN_OR_RETURN(const auto batches, decoder.Decode(message->bytes));
     RETURN_IF_ERROR(executor.Start(batches));
     ASSIGN_OR_RETURN(const auto results, executor.Wait());
-    if (result_ranks.empty()) continue;
-    RETURN_IF_ERROR(control.Send(EncodeResults(result_ranks, results)));
+    if (reports.empty()) continue;
+    RETURN_IF_ERROR(control.Send(EncodeResults(reports, results)));
   }
 }
 
@@ -32,11 +32,14 @@ Status Follow(const EngineOptions& options, const std::vector<EngineRank>& ranks
   ASSIGN_OR_RETURN(const auto message, control.Receive());
   if (!message) return OkStatus();
   ASSIGN_OR_RETURN(const KvPlan plan, DecodeKvPlan(message->bytes, options, memory));
+  const auto num_nodes = static_cast<int>(nodes.nodes().size());
+  ASSIGN_OR_RETURN(auto disk, OpenDisk(options, plan, ranks, num_nodes));
   ASSIGN_OR_RETURN(const auto executor,
-                   MakeLocalExecutor(options, plan, ranks, /*max_in_flight=*/1, nullptr));
+                   MakeLocalExecutor(options, plan, ranks, /*max_in_flight=*/1, std::move(disk)));
   RETURN_IF_ERROR(control.Send("ready"));
   const comm::NodeInfo& self = nodes.nodes()[static_cast<size_t>(nodes.node_rank())];
-  return FollowSteps(StepLimitsOf(options, plan), ResultRanksOf(options.parallel, self), *executor,
+  return FollowSteps(StepLimitsOf(options, plan),
+                     ReportsOf(options.parallel, self, plan.disk_key.has_value()), *executor,
                      control);
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -12,6 +13,7 @@
 #include "device/device.h"
 #include "engine/make_engine.h"
 #include "kv_cache/block_pool.h"
+#include "kv_cache/chain_hash.h"
 #include "kv_cache/kv_layout.h"
 #include "kv_cache/pool_plan.h"
 
@@ -29,6 +31,8 @@ struct KvPlan {
   int64_t max_model_len = 0;
   kv_cache::PoolSizes pools;
   kv_cache::HostSlots host;
+  // Of the records on disk, the same for all ranks; none: nothing is kept there.
+  std::optional<kv_cache::HashKey> disk_key = {};
 };
 
 // The memory of one of `num_local_ranks` ranks of this process.

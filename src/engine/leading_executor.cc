@@ -42,16 +42,18 @@ std::vector<bool> AllButFirst(size_t count) {
 
 }  // namespace
 
-std::vector<size_t> ResultRanksOf(const config::ParallelConfig& parallel,
-                                  const comm::NodeInfo& node) {
-  std::vector<size_t> ranks;
-  for (int d = 0; d < parallel.data_parallel_size; ++d) {
-    const int rank = config::RankOf(parallel, runtime::ResultPlace(parallel, d));
-    if (rank >= node.first_rank && rank < node.first_rank + node.num_ranks) {
-      ranks.push_back(static_cast<size_t>(d));
+NodeReports ReportsOf(const config::ParallelConfig& parallel, const comm::NodeInfo& node,
+                      bool has_disk) {
+  NodeReports reports;
+  if (has_disk) reports.num_disk_ranks.resize(static_cast<size_t>(parallel.data_parallel_size));
+  for (int rank = node.first_rank; rank < node.first_rank + node.num_ranks; ++rank) {
+    const int d = config::PlaceOf(parallel, rank).data;
+    if (has_disk) ++reports.num_disk_ranks[static_cast<size_t>(d)];
+    if (rank == config::RankOf(parallel, runtime::ResultPlace(parallel, d))) {
+      reports.result_ranks.push_back(static_cast<size_t>(d));
     }
   }
-  return ranks;
+  return reports;
 }
 
 Status ReceiveMemory(comm::NodeGroup& nodes, std::vector<RankMemory>& memory) {
@@ -83,10 +85,10 @@ LeadingExecutor::LeadingExecutor(const StepLimits& limits, const config::Paralle
       nothing_allowed_((static_cast<size_t>(limits.vocab_size) + 31) / 32, 0),
       messages_(nodes.nodes().size()) {
   CHECK_EQ(local_->max_in_flight(), 1);
-  ranks_of_node_.emplace_back();
   for (size_t node = 1; node < nodes.nodes().size(); ++node) {
-    ranks_of_node_.push_back(ResultRanksOf(parallel, nodes.nodes()[node]));
-    for (const size_t d : ranks_of_node_.back()) is_remote_[d] = true;
+    NodeReports reports = ReportsOf(parallel, nodes.nodes()[node], limits.has_disk);
+    for (const size_t d : reports.result_ranks) is_remote_[d] = true;
+    followers_.push_back({.reports = reports, .open = OpenStoreRequests(reports)});
   }
 }
 
@@ -112,6 +114,7 @@ void LeadingExecutor::RunReceiver(const std::function<void(const Status&)>& tell
 Status LeadingExecutor::Start(std::span<const request::ScheduledBatch> batches) {
   batches_ = batches;
   RETURN_IF_ERROR(control_.Broadcast(encoder_.Encode(batches, FindMasks(batches))));
+  for (Follower& follower : followers_) follower.open.Add(batches);
   return local_->Start(batches);
 }
 
@@ -148,15 +151,16 @@ Result<std::vector<request::StepResult>> LeadingExecutor::Wait() {
 }
 
 Status LeadingExecutor::ReceiveResults(std::span<request::StepResult> results) {
-  std::vector<bool> expects;
-  for (const auto& ranks : ranks_of_node_) expects.push_back(!ranks.empty());
+  std::vector<bool> expects = {false};
+  for (const Follower& follower : followers_) expects.push_back(!follower.reports.empty());
   const auto next = [this]() -> Result<comm::ControlMessage> {
     auto message = messages_.Pop();
     if (!message) return end_;
     return *std::move(message);
   };
   return ReceiveFrom(std::move(expects), next, [&](size_t node, std::string_view bytes) {
-    return DecodeResults(bytes, limits_, ranks_of_node_[node], batches_, results);
+    Follower& follower = followers_[node - 1];
+    return DecodeResults(bytes, limits_, follower.reports, batches_, follower.open, results);
   });
 }
 

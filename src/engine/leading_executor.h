@@ -1,8 +1,8 @@
 // LeadingExecutor: node 0's, over several nodes. Each step's plan goes to all of them; its own
-// ranks run it, the others' follow (follower.h), and what these sampled comes back. What a grammar
-// allows a sequence of another node is found here, where the grammar is, and goes with the plan. A
-// thread of its own receives, so that a node that goes is noticed between steps, too. Its end is
-// the orderly end of the other nodes.
+// ranks run it, the others' follow (follower.h), and what these sampled comes back, with the news
+// of their disks. What a grammar allows a sequence of another node is found here, where the grammar
+// is, and goes with the plan. A thread of its own receives, so that a node that goes is noticed
+// between steps, too. Its end is the orderly end of the other nodes.
 #pragma once
 
 #include <functional>
@@ -20,9 +20,9 @@
 
 namespace fathom::engine {
 
-// The data ranks whose results a node has.
-std::vector<size_t> ResultRanksOf(const config::ParallelConfig& parallel,
-                                  const comm::NodeInfo& node);
+// What a node other than 0 tells after each step.
+NodeReports ReportsOf(const config::ParallelConfig& parallel, const comm::NodeInfo& node,
+                      bool has_disk);
 
 // Before the first step: adds what the other nodes' ranks have, node by node; and waits until all
 // are ready to follow. kPeer.
@@ -42,6 +42,10 @@ class LeadingExecutor final : public runtime::Executor {
   void Watch(std::function<void(const Status&)> tell) override;
 
  private:
+  struct Follower {
+    NodeReports reports;
+    OpenStoreRequests open;
+  };
   std::vector<std::vector<TokenMask>> FindMasks(std::span<const request::ScheduledBatch> batches);
   void RunReceiver(const std::function<void(const Status&)>& tell);
   Status ReceiveResults(std::span<request::StepResult> results);
@@ -49,8 +53,8 @@ class LeadingExecutor final : public runtime::Executor {
   const StepLimits limits_;
   const std::unique_ptr<runtime::Executor> local_;
   comm::ControlLink& control_;
-  std::vector<std::vector<size_t>> ranks_of_node_;  // whose results it has; none of node 0's
-  std::vector<bool> is_remote_;                     // by data rank
+  std::vector<Follower> followers_;  // of node 1, 2, ...
+  std::vector<bool> is_remote_;      // by data rank
   runtime::GrammarMasks masks_;
   const std::vector<uint32_t> nothing_allowed_;
   PlanEncoder encoder_;

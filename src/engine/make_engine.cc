@@ -21,10 +21,11 @@ Result<kv_cache::HashKey> RandomKey() {
   return key;
 }
 
-// Of a data rank. `layout`: for what the tiers below the device are measured in.
+// Of a data rank. `ranks`: all there are.
 Result<kv_cache::PrefixCacheOptions> CacheOptions(const EngineOptions& options, const KvPlan& plan,
-                                                  const kv_cache::KvLayout& layout) {
+                                                  const std::vector<RankMemory>& ranks) {
   const KvTierOptions& kv = options.kv;
+  const int num_data_ranks = options.parallel.data_parallel_size;
   kv_cache::PrefixCacheOptions cache{
       .pools = plan.pools,
       .sliding_window = options.sliding_window,
@@ -33,25 +34,20 @@ Result<kv_cache::PrefixCacheOptions> CacheOptions(const EngineOptions& options, 
       .turn_token_id = kv.turn_token_id,
       .num_host_blocks = plan.host.num_blocks,
       .num_host_snapshots = plan.host.num_snapshots,
-      .block_bytes = layout.block_bytes,
-      .snapshot_bytes = kv_cache::SnapshotBytesWithPages(layout, options.sliding_window)};
-  ASSIGN_OR_RETURN(cache.hash_key, RandomKey());
+      .disk_bytes = plan.disk_key ? kv.disk_bytes / num_data_ranks : 0,
+      .num_disk_ranks = options.parallel.world_size() / num_data_ranks};
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (config::PlaceOf(options.parallel, static_cast<int>(rank)).data != 0) continue;
+    const kv_cache::KvLayout& layout = ranks[rank].layout;
+    cache.block_bytes += layout.block_bytes;
+    cache.snapshot_bytes += kv_cache::SnapshotBytesWithPages(layout, options.sliding_window);
+  }
+  if (plan.disk_key) {
+    cache.hash_key = *plan.disk_key;
+  } else {
+    ASSIGN_OR_RETURN(cache.hash_key, RandomKey());
+  }
   return cache;
-}
-
-// Null where nothing is kept on disk.
-Result<std::unique_ptr<kv_store::DiskStore>> OpenDisk(const KvTierOptions& kv,
-                                                      kv_cache::PrefixCacheOptions& cache) {
-  const bool has_disk = !kv.disk_directory.empty() && kv.disk_bytes > 0;
-  if (!has_disk || cache.num_host_blocks == 0) return std::unique_ptr<kv_store::DiskStore>();
-  ASSIGN_OR_RETURN(auto disk, kv_store::DiskStore::Open(
-                                  {.directory = kv.disk_directory,
-                                   .content_name = kv.model_fingerprint,
-                                   .payload_bytes = {cache.block_bytes, cache.snapshot_bytes},
-                                   .write_bytes_per_second = kv.disk_write_bytes_per_second}));
-  cache.hash_key = disk->key();
-  cache.disk_bytes = kv.disk_bytes;
-  return disk;
 }
 
 // How many steps may be under way. One with several stages, because the first one needs tokens that
@@ -86,9 +82,10 @@ Result<std::unique_ptr<Engine>> MakeOverNodes(const EngineOptions& options,
   std::vector<RankMemory> memory = MemoryOf(options, ranks);
   if (num_nodes > 1) RETURN_IF_ERROR(ReceiveMemory(*nodes, memory));
   CHECK_EQ(memory.size(), static_cast<size_t>(options.parallel.world_size()));
-  ASSIGN_OR_RETURN(const KvPlan plan, PlanKv(options, memory));
-  ASSIGN_OR_RETURN(auto cache, CacheOptions(options, plan, ranks.front().layout));
-  ASSIGN_OR_RETURN(auto disk, OpenDisk(options.kv, cache));
+  ASSIGN_OR_RETURN(KvPlan plan, PlanKv(options, memory));
+  ASSIGN_OR_RETURN(auto disk, OpenDisk(options, plan, ranks, num_nodes));
+  if (disk != nullptr) plan.disk_key = disk->key();
+  ASSIGN_OR_RETURN(const auto cache, CacheOptions(options, plan, memory));
   if (num_nodes > 1) RETURN_IF_ERROR(nodes->control().Broadcast(EncodeKvPlan(plan)));
   ASSIGN_OR_RETURN(auto local,
                    MakeLocalExecutor(options, plan, ranks, MaxInFlight(options, ranks, num_nodes),

@@ -29,6 +29,7 @@ struct KvTierOptions {
   int32_t turn_token_id = -1;  // begins a user's turn
   int64_t host_bytes = 0;      // of all ranks of a process; 0: none, or 4 GiB where there is a disk
   std::string disk_directory = {};  // empty: none
+  // Of all ranks, those of other nodes included.
   int64_t disk_bytes = int64_t{64} << 30;
   int64_t disk_write_bytes_per_second = int64_t{200} << 20;
   std::string model_fingerprint = {};  // the same for the same weights and numerics
@@ -72,8 +73,8 @@ struct EngineRank {
 
 // An engine over all ranks of options.parallel. kOutOfMemory: the KV cache of a rank does not hold
 // one context of limits.max_model_len; says what would fit. kInvalidArgument: limits that
-// contradict each other, or the disk's cache with several ranks. Metrics and clock outlive the
-// engine.
+// contradict each other, or a folder for the disk's cache that cannot be used. Metrics and clock
+// outlive the engine.
 //
 // `nodes`: where the ranks are that are not this process'; null: there are none. It outlives the
 // engine, which runs on node 0 and waits until all others RunFollower. kPeer: they do not.

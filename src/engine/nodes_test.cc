@@ -13,6 +13,7 @@
 #include "comm/node_group.h"
 #include "engine/follower.h"
 #include "engine/testing.h"
+#include "engine/testing_disk.h"
 #include "engine/testing_ranks.h"
 #include "runtime/local_executor.h"
 
@@ -99,6 +100,7 @@ class Nodes {
 
   void Leave(size_t node) { nodes_[node]->control().Close(); }
   Engine& engine() { return *engine_; }
+  const MetricsRegistry& metrics() const { return metrics_; }
   const Status& status() const { return statuses_[0]; }
   const std::vector<std::unique_ptr<FakeRanks>>& fakes() const { return fakes_; }
 
@@ -197,6 +199,48 @@ TEST(Nodes, EveryLayoutGivesTheAnswersOfOneNode) {
       for (const auto& fakes : nodes.fakes()) {
         EXPECT_EQ(fakes->models[0]->num_steps(), nodes.fakes()[0]->models[0]->num_steps());
       }
+    }
+  }
+}
+
+TEST(Nodes, WhatTheDisksOfAllNodesHaveIsFoundAfterARestart) {
+  const Layout layouts[] = {
+      {{.tensor_parallel_size = 2}, {1, 1}},
+      {{.pipeline_parallel_size = 2}, {1, 1}},
+      {{.data_parallel_size = 2}, {1, 1}},
+      {{.tensor_parallel_size = 2, .data_parallel_size = 2, .pipeline_parallel_size = 2}, {4, 4}}};
+  for (const Layout& layout : layouts) {
+    const ParallelConfig& p = layout.parallel;
+    SCOPED_TRACE(testing::Message()
+                 << "tensor " << p.tensor_parallel_size << " data " << p.data_parallel_size
+                 << " pipeline " << p.pipeline_parallel_size);
+    DiskDirectory directory;
+    EngineOptions options = NodeOptions(p);
+    options.kv = directory.Tiers();
+    std::vector<int32_t> expected;
+    // The second time it is found; the third time a node has lost its part; then it is back.
+    for (const int num_cached : {0, 512, 0, 512}) {
+      Nodes nodes(options, layout.ranks_per_node, [](int) { return HashOfAll; });
+      ASSERT_TRUE(nodes.status().ok()) << nodes.status().message();
+      const auto is_known = [&](int64_t bytes) {
+        return SumOfMetric(nodes.metrics(), "fathom:kv_disk_bytes") == bytes;
+      };
+      if (num_cached > 0) WaitUntil([&] { return is_known(directory.RecordBytes()); });
+      request::Request request = nodes.MakeRequest(std::vector<int32_t>(700, 20), 10);
+      request.data_rank = p.data_parallel_size - 1;
+      const auto sink = std::make_shared<CollectingSink>();
+      ASSERT_TRUE(nodes.engine().Submit(std::move(request), sink).ok());
+      EXPECT_EQ(sink->Wait().num_cached_tokens, num_cached);
+      if (expected.empty()) expected = sink->token_ids();
+      EXPECT_EQ(sink->token_ids(), expected);
+      const size_t num_files = p.data_parallel_size == 2 && p.pipeline_parallel_size == 1 ? 3 : 6;
+      WaitUntil([&] {
+        return directory.Records().size() == num_files && is_known(directory.RecordBytes());
+      });
+      for (const Status& status : nodes.End()) EXPECT_TRUE(status.ok()) << status.message();
+      if (num_cached == 0) continue;
+      const char* folder = p.pipeline_parallel_size > 1 ? "stage-1" : "-1/";
+      for (const auto& file : directory.Records(folder)) std::filesystem::remove(file);
     }
   }
 }

@@ -91,6 +91,7 @@ class PlanReader {
   }
 
   void ReadCopy(KvCopy& copy);
+  void ReadStoreRequest(request::KvStoreRequest& r);
   void ReadSampling(request::SamplingParams& p);
   void ReadRequest(Sequence& sequence);
   void ReadTable(request::BlockTable& table);
@@ -134,6 +135,16 @@ void PlanReader::ReadCopy(KvCopy& copy) {
   if (copy.position % kBlockTokens != 0) Fail("a copy's position is inside a block");
   GetIds(kv_cache::NumSnapshotPages(limits_.sliding_window), 0, pools.num_window_pages,
          "a copy's page", copy.pages);
+}
+
+void PlanReader::ReadStoreRequest(request::KvStoreRequest& r) {
+  using Kind = request::KvStoreRequest::Kind;
+  r.kind = static_cast<Kind>(Get<uint8_t>(0, 2, "what the disk is asked for"));
+  if (ok() && !GetRecord(in_, limits_.vocab_size, r.record)) Fail("a record is none");
+  const bool is_block = r.record.kind == request::KvRecord::Kind::kBlock;
+  const int32_t num_slots = is_block ? limits_.host.num_blocks : limits_.host.num_snapshots;
+  const bool is_delete = r.kind == Kind::kDelete;
+  r.host_slot = Get<int32_t>(is_delete ? -1 : 0, is_delete ? -1 : num_slots - 1, "a record's slot");
 }
 
 void PlanReader::ReadSampling(request::SamplingParams& p) {
@@ -275,6 +286,12 @@ void PlanReader::ReadBatch(request::ScheduledBatch& batch) {
   const size_t num_copies = GetCount(std::numeric_limits<uint32_t>::max(), "the number of copies");
   for (size_t i = 0; i < num_copies && ok(); ++i) {
     ReadCopy(batch.transfers.copies.emplace_back());
+  }
+  const int64_t most_requests = limits_.has_disk ? std::numeric_limits<uint32_t>::max() : 0;
+  batch.transfers.wait_for_store = Get<uint8_t>(0, limits_.has_disk, "waiting for the disk") == 1;
+  const size_t num_requests = GetCount(most_requests, "the number of records");
+  for (size_t i = 0; i < num_requests && ok(); ++i) {
+    ReadStoreRequest(batch.transfers.store.emplace_back());
   }
   const size_t num_sequences = GetCount(limits_.max_num_seqs, "the number of sequences");
   for (size_t i = 0; i < num_sequences && ok(); ++i) ReadSequence(batch);

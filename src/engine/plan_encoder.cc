@@ -49,6 +49,12 @@ void PutCopy(const request::KvCopy& copy, comm::ByteWriter& out) {
   PutIds(copy.pages, out);
 }
 
+void PutStoreRequest(const request::KvStoreRequest& r, comm::ByteWriter& out) {
+  out.Put(static_cast<uint8_t>(r.kind));
+  PutRecord(r.record, out);
+  out.Put(r.host_slot);
+}
+
 size_t NumCommon(std::span<const int32_t> a, std::span<const int32_t> b) {
   return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first -
                              a.begin());
@@ -62,10 +68,12 @@ std::string PlanEncoder::Encode(std::span<const request::ScheduledBatch> batches
   next_.clear();
   for (size_t d = 0; d < batches.size(); ++d) {
     const request::ScheduledBatch& batch = batches[d];
-    CHECK(batch.transfers.store.empty() && !batch.transfers.wait_for_store);
     out.Put(batch.step);
     out.Put(static_cast<uint32_t>(batch.transfers.copies.size()));
     for (const request::KvCopy& copy : batch.transfers.copies) PutCopy(copy, out);
+    out.Put(static_cast<uint8_t>(batch.transfers.wait_for_store));
+    out.Put(static_cast<uint32_t>(batch.transfers.store.size()));
+    for (const request::KvStoreRequest& r : batch.transfers.store) PutStoreRequest(r, out);
     out.Put(static_cast<uint32_t>(batch.sequences.size()));
     for (size_t i = 0; i < batch.sequences.size(); ++i) {
       PutSequence(batch.sequences[i], masks[d].empty() ? TokenMask() : masks[d][i], out);

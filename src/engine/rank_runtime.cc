@@ -52,6 +52,48 @@ void CaptureDecodes(const std::vector<runtime::LocalExecutor::Rank>& ranks) {
           Seconds(clock.Now() - begin));
 }
 
+// The ranks of this process that have the same KV cache: the tensor ranks of a stage and a data
+// rank, which follow each other.
+std::vector<std::span<const EngineRank>> GroupByStage(const std::vector<EngineRank>& ranks) {
+  const auto same = [](const EngineRank& a, const EngineRank& b) {
+    return a.place.pipeline == b.place.pipeline && a.place.data == b.place.data;
+  };
+  std::vector<std::span<const EngineRank>> groups;
+  for (size_t begin = 0, i = 1; i <= ranks.size(); ++i) {
+    if (i < ranks.size() && same(ranks[begin], ranks[i])) continue;
+    groups.push_back(std::span(ranks).subspan(begin, i - begin));
+    begin = i;
+  }
+  return groups;
+}
+
+// Who has the same bytes finds them again, however many tensor ranks there are. Processes of one
+// host that share a directory have folders of their own.
+std::string DiskFolder(const EngineOptions& options, const config::RankPlace& first) {
+  const int num_stages = options.parallel.pipeline_parallel_size;
+  std::string name = options.kv.model_fingerprint;
+  if (num_stages > 1) name += fmt::format("-stage-{}-of-{}", first.pipeline, num_stages);
+  if (first.data > 0) name += fmt::format("-data-{}", first.data);
+  if (first.tensor > 0) name += fmt::format("-tensor-{}", first.tensor);
+  return name;
+}
+
+std::unique_ptr<runtime::RankDisk> MakeRankDisk(
+    const std::vector<EngineRank>& ranks, const std::vector<runtime::LocalExecutor::Rank>& local,
+    std::unique_ptr<kv_store::DiskStore> store) {
+  if (store == nullptr) return nullptr;
+  std::vector<runtime::RankDisk::Part> parts;
+  size_t next = 0;
+  for (const auto& group : GroupByStage(ranks)) {
+    runtime::RankDisk::Part& part = parts.emplace_back();
+    part.data_rank = static_cast<size_t>(group.front().place.data);
+    for (size_t i = 0; i < group.size(); ++i) {
+      part.ranks.push_back(&local[next++].runner->kv_cache());
+    }
+  }
+  return std::make_unique<runtime::RankDisk>(std::move(store), std::move(parts));
+}
+
 }  // namespace
 
 int MaxLogitsRows(const EngineOptions& options) {
@@ -78,10 +120,6 @@ Status CheckOptions(const EngineOptions& options) {
     return InvalidArgument(
         fmt::format("--decode-floor must be 0 to 0.95, got {}", options.decode_floor));
   }
-  if (options.parallel.world_size() > 1 && !options.kv.disk_directory.empty()) {
-    return InvalidArgument(
-        "--kv-disk-dir keeps the KV cache of one device: leave it out, or use --kv-host-size");
-  }
   return OkStatus();
 }
 
@@ -92,6 +130,33 @@ std::vector<RankMemory> MemoryOf(const EngineOptions& options,
     memory.push_back(MemoryOf(options, rank.layout, *rank.device, static_cast<int>(ranks.size())));
   }
   return memory;
+}
+
+// The disk reads and writes host memory.
+bool KeepsOnDisk(const EngineOptions& options, const KvPlan& plan) {
+  return !options.kv.disk_directory.empty() && options.kv.disk_bytes > 0 &&
+         plan.host.num_blocks > 0;
+}
+
+Result<std::unique_ptr<kv_store::DiskStore>> OpenDisk(const EngineOptions& options,
+                                                      const KvPlan& plan,
+                                                      const std::vector<EngineRank>& ranks,
+                                                      int num_nodes) {
+  if (!KeepsOnDisk(options, plan)) return std::unique_ptr<kv_store::DiskStore>();
+  const KvTierOptions& kv = options.kv;
+  kv_store::DiskStoreOptions disk{
+      .directory = kv.disk_directory,
+      .parts = {},
+      .key = plan.disk_key,
+      .write_bytes_per_second = (kv.disk_write_bytes_per_second + num_nodes - 1) / num_nodes};
+  for (const auto& group : GroupByStage(ranks)) {
+    const kv_cache::KvLayout& layout = group.front().layout;
+    disk.parts.push_back(
+        {.name = DiskFolder(options, group.front().place),
+         .payload_bytes = {layout.block_bytes,
+                           kv_cache::SnapshotBytesWithPages(layout, options.sliding_window)}});
+  }
+  return kv_store::DiskStore::Open(disk);
 }
 
 Result<std::unique_ptr<runtime::LocalExecutor>> MakeLocalExecutor(
@@ -109,13 +174,14 @@ Result<std::unique_ptr<runtime::LocalExecutor>> MakeLocalExecutor(
              .num_layers = options.num_layers,
              .num_experts_per_token = options.num_experts_per_token,
              .sampling = runtime::SamplingOf(options.parallel, rank.place, max_in_flight)},
-            *rank.model, std::move(kv_cache), *rank.device, std::move(disk)));
+            *rank.model, std::move(kv_cache), *rank.device));
     local.push_back(
         {.place = rank.place, .runner = std::move(runner), .transport = rank.transport});
   }
   CaptureDecodes(local);
-  return std::make_unique<runtime::LocalExecutor>(options.parallel, std::move(local),
-                                                  max_in_flight);
+  auto rank_disk = MakeRankDisk(ranks, local, std::move(disk));
+  return std::make_unique<runtime::LocalExecutor>(options.parallel, std::move(local), max_in_flight,
+                                                  std::move(rank_disk));
 }
 
 StepLimits StepLimitsOf(const EngineOptions& options, const KvPlan& plan) {
@@ -128,7 +194,8 @@ StepLimits StepLimitsOf(const EngineOptions& options, const KvPlan& plan) {
           .sliding_window = options.sliding_window,
           .experts_per_token = options.num_layers * options.num_experts_per_token,
           .pools = plan.pools,
-          .host = plan.host};
+          .host = plan.host,
+          .has_disk = plan.disk_key.has_value()};
 }
 
 }  // namespace fathom::engine

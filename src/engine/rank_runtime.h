@@ -16,7 +16,7 @@
 
 namespace fathom::engine {
 
-// kInvalidArgument: limits that contradict each other, or what several ranks do not do.
+// kInvalidArgument: limits that contradict each other.
 Status CheckOptions(const EngineOptions& options);
 
 std::vector<RankMemory> MemoryOf(const EngineOptions& options,
@@ -24,6 +24,16 @@ std::vector<RankMemory> MemoryOf(const EngineOptions& options,
 
 // The logits of a step: a row for each sequence, and some for prompt log-probabilities.
 int MaxLogitsRows(const EngineOptions& options);
+
+// Whether there is a tier below host memory.
+bool KeepsOnDisk(const EngineOptions& options, const KvPlan& plan);
+
+// The folders of this process' ranks in options.kv.disk_directory, one for each stage and data
+// rank. Null where nothing is kept there. plan.disk_key: node 0's, for the others.
+Result<std::unique_ptr<kv_store::DiskStore>> OpenDisk(const EngineOptions& options,
+                                                      const KvPlan& plan,
+                                                      const std::vector<EngineRank>& ranks,
+                                                      int num_nodes);
 
 // Allocates the ranks' KV caches. `disk` may be null.
 Result<std::unique_ptr<runtime::LocalExecutor>> MakeLocalExecutor(

@@ -8,6 +8,7 @@
 #include "comm/memory_transport.h"
 #include "engine/make_engine.h"
 #include "engine/testing.h"
+#include "engine/testing_disk.h"
 #include "model/testing.h"
 #include "model/weights.h"
 
@@ -35,7 +36,7 @@ struct Answer {
 
 class RankedEngine {
  public:
-  explicit RankedEngine(const ParallelConfig& parallel)
+  explicit RankedEngine(const ParallelConfig& parallel, const KvTierOptions& kv = {})
       : transports_(comm::MakeMemoryTransports(parallel.world_size(), std::chrono::seconds(60))) {
     const config::ModelConfig config = Config();
     constexpr auto kNumerics = config::Numerics::kOfficial;
@@ -65,6 +66,7 @@ class RankedEngine {
                           .limits = kLimits,
                           .parallel = parallel,
                           .kv_cache_bytes = int64_t{64} << 20,
+                          .kv = kv,
                           .max_queue = 16};
     engine_ = *MakeEngine(options, ranks, metrics_, clock_);
   }
@@ -98,6 +100,8 @@ class RankedEngine {
     return answers;
   }
 
+  const MetricsRegistry& metrics() const { return metrics_; }
+
  private:
   const SystemClock clock_;
   MetricsRegistry metrics_;
@@ -106,6 +110,15 @@ class RankedEngine {
   std::vector<std::unique_ptr<model::DeepSeekV4>> models_;
   std::unique_ptr<Engine> engine_;
 };
+
+void ExpectSame(const std::vector<Answer>& answers, const std::vector<Answer>& expected) {
+  ASSERT_EQ(answers.size(), expected.size());
+  for (size_t i = 0; i < answers.size(); ++i) {
+    EXPECT_EQ(answers[i].token_ids, expected[i].token_ids);
+    EXPECT_EQ(answers[i].logprobs, expected[i].logprobs);
+    ASSERT_EQ(answers[i].logprobs.size(), 24u);
+  }
+}
 
 TEST(RankedModels, GiveTheAnswersOfOneRankToTheBit) {
   const auto expected = RankedEngine({}).Generate();
@@ -119,13 +132,39 @@ TEST(RankedModels, GiveTheAnswersOfOneRankToTheBit) {
     SCOPED_TRACE(testing::Message()
                  << "tensor " << p.tensor_parallel_size << " data " << p.data_parallel_size
                  << " pipeline " << p.pipeline_parallel_size);
-    const auto answers = RankedEngine(p).Generate();
-    ASSERT_EQ(answers.size(), expected.size());
-    for (size_t i = 0; i < answers.size(); ++i) {
-      EXPECT_EQ(answers[i].token_ids, expected[i].token_ids);
-      EXPECT_EQ(answers[i].logprobs, expected[i].logprobs);
-      ASSERT_EQ(answers[i].logprobs.size(), 24u);
+    ExpectSame(RankedEngine(p).Generate(), expected);
+  }
+}
+
+// A block and a snapshot of the longest prompt, in each stage.
+TEST(RankedModels, GiveTheSameAnswersFromDisk) {
+  const auto expected = RankedEngine({}).Generate();
+  // Who writes, and who reads it.
+  const std::pair<ParallelConfig, ParallelConfig> layouts[] = {
+      {{.tensor_parallel_size = 2}, {.tensor_parallel_size = 4}},
+      {{}, {.tensor_parallel_size = 2}},
+      {{.data_parallel_size = 2}, {.data_parallel_size = 2}},
+      {{.pipeline_parallel_size = 2}, {.tensor_parallel_size = 2, .pipeline_parallel_size = 2}}};
+  for (const auto& [writer, reader] : layouts) {
+    SCOPED_TRACE(testing::Message()
+                 << "tensor " << reader.tensor_parallel_size << " data "
+                 << reader.data_parallel_size << " pipeline " << reader.pipeline_parallel_size);
+    const DiskDirectory directory;
+    const auto has_all = [&](const RankedEngine& engine) {
+      return SumOfMetric(engine.metrics(), "fathom:kv_disk_bytes") == directory.RecordBytes();
+    };
+    {
+      RankedEngine engine(writer, directory.Tiers());
+      ExpectSame(engine.Generate(), expected);
+      const auto num_files = static_cast<size_t>(2 * writer.pipeline_parallel_size);
+      WaitUntil([&] { return directory.Records().size() == num_files && has_all(engine); });
     }
+    RankedEngine engine(reader, directory.Tiers());
+    WaitUntil([&] { return has_all(engine); });
+    ExpectSame(engine.Generate(), expected);
+    EXPECT_EQ(
+        SumOfMetric(engine.metrics(), "fathom:prefix_cache_hits_by_tier_total", "tier=\"disk\""),
+        256);
   }
 }
 

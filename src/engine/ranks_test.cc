@@ -217,15 +217,7 @@ TEST_F(RanksTest, TheKvCacheIsWhatEveryRankHolds) {
   EXPECT_GE((*engine)->max_model_len(), 9 * 256);
 }
 
-TEST_F(RanksTest, WhatSeveralRanksDoNotServeIsRefused) {
-  EngineOptions options = FakeOptions({.tensor_parallel_size = 2});
-  options.kv.disk_directory = "/tmp/never-made";
-  FakeRanks fakes(options.parallel, kVocab, [](int) { return HashOfAll; });
-  MetricsRegistry metrics;
-  const auto engine = MakeEngine(options, fakes.ranks, metrics, clock_);
-  ASSERT_FALSE(engine.ok());
-  EXPECT_THAT(engine.status().message(), HasSubstr("--kv-disk-dir"));
-
+TEST_F(RanksTest, StagesDoNotTellRoutedExpertsAndTensorRanksDo) {
   Start(FakeOptions({.pipeline_parallel_size = 2}), [](int) { return HashOfAll; });
   request::Request request = MakeRequest({20});
   request.routed_experts_start = 0;

@@ -5,10 +5,13 @@
 #include <utility>
 
 #include "engine/step_codec.h"
+#include "engine/step_format.h"
 
 namespace fathom::engine {
 namespace {
 
+using request::KvStoreEvent;
+using request::KvStoreRequest;
 using request::TokenLogprob;
 using request::TokenLogprobs;
 
@@ -88,12 +91,79 @@ const char* ReadSequence(const request::ScheduledSequence& s, const StepLimits& 
   return in.ok() ? nullptr : "it ends too early";
 }
 
+bool IsAnswer(KvStoreEvent::Kind kind) {
+  return kind == KvStoreEvent::Kind::kRead || kind == KvStoreEvent::Kind::kWrite;
+}
+
+// Who gets an answer knows its record.
+void PutStoreEvent(const KvStoreEvent& event, comm::ByteWriter& out) {
+  out.Put(static_cast<uint8_t>(event.kind));
+  out.Put(event.num_ranks);
+  out.Put(event.file_bytes);
+  if (event.kind == KvStoreEvent::Kind::kFound) PutRecord(event.record, out);
+  if (!IsAnswer(event.kind)) return;
+  out.Put(static_cast<uint8_t>(event.record.kind));
+  out.Put(event.host_slot);
+  out.Put(static_cast<uint8_t>(event.ok));
+}
+
+// False when it is none.
+bool GetStoreEvent(const StepLimits& limits, comm::ByteReader& in, KvStoreEvent& event) {
+  constexpr int64_t kMostBytes = int64_t{1} << 40;
+  const auto kind = in.Get<uint8_t>();
+  event.kind = static_cast<KvStoreEvent::Kind>(kind);
+  event.num_ranks = in.Get<int32_t>();
+  event.file_bytes = in.Get<int64_t>();
+  if (!in.ok() || kind > static_cast<uint8_t>(KvStoreEvent::Kind::kOff) || event.file_bytes < 0 ||
+      event.file_bytes > kMostBytes) {
+    return false;
+  }
+  if (event.kind == KvStoreEvent::Kind::kFound) {
+    return GetRecord(in, limits.vocab_size, event.record);
+  }
+  if (!IsAnswer(event.kind)) return true;
+  event.record.kind = static_cast<request::KvRecord::Kind>(in.Get<uint8_t>());
+  event.host_slot = in.Get<int32_t>();
+  event.ok = in.Get<uint8_t>() == 1;
+  return in.ok();
+}
+
 }  // namespace
 
-std::string EncodeResults(std::span<const size_t> ranks,
+OpenStoreRequests::OpenStoreRequests(const NodeReports& reports)
+    : num_ranks_(reports.num_disk_ranks), num_indexing_(reports.num_disk_ranks) {}
+
+void OpenStoreRequests::Add(std::span<const request::ScheduledBatch> batches) {
+  for (size_t d = 0; d < num_ranks_.size(); ++d) {
+    for (const KvStoreRequest& r : batches[d].transfers.store) {
+      if (num_ranks_[d] == 0 || r.kind == KvStoreRequest::Kind::kDelete) continue;
+      open_[{d, r.record.kind, r.host_slot}] = {.request = r, .num_ranks = num_ranks_[d]};
+    }
+  }
+}
+
+bool OpenStoreRequests::Take(size_t data_rank, KvStoreEvent& event) {
+  if (event.num_ranks < 1 || event.num_ranks > num_ranks_[data_rank]) return false;
+  if (event.kind == KvStoreEvent::Kind::kIndexed) {
+    return (num_indexing_[data_rank] -= event.num_ranks) >= 0;
+  }
+  if (!IsAnswer(event.kind)) return true;
+  const auto it = open_.find({data_rank, event.record.kind, event.host_slot});
+  if (it == open_.end()) return false;
+  Open& open = it->second;
+  const bool is_read = open.request.kind == KvStoreRequest::Kind::kRead;
+  if (is_read != (event.kind == KvStoreEvent::Kind::kRead)) return false;
+  event.record = open.request.record;
+  open.num_ranks -= event.num_ranks;
+  const bool is_asked = open.num_ranks >= 0;
+  if (open.num_ranks <= 0) open_.erase(it);
+  return is_asked;
+}
+
+std::string EncodeResults(const NodeReports& reports,
                           std::span<const request::StepResult> results) {
   comm::ByteWriter out;
-  for (const size_t d : ranks) {
+  for (const size_t d : reports.result_ranks) {
     out.Put(results[d].step);
     for (const request::SequenceResult& s : results[d].sequences) {
       out.Put(s.request_id);
@@ -109,19 +179,23 @@ std::string EncodeResults(std::span<const size_t> ranks,
       for (const uint16_t id : s.routed_experts) out.Put(id);
     }
   }
+  for (size_t d = 0; d < reports.num_disk_ranks.size(); ++d) {
+    out.Put(static_cast<uint32_t>(results[d].store_events.size()));
+    for (const KvStoreEvent& event : results[d].store_events) PutStoreEvent(event, out);
+  }
   return out.Take();
 }
 
-Status DecodeResults(std::string_view bytes, const StepLimits& limits,
-                     std::span<const size_t> ranks,
-                     std::span<const request::ScheduledBatch> batches,
+Status DecodeResults(std::string_view bytes, const StepLimits& limits, const NodeReports& reports,
+                     std::span<const request::ScheduledBatch> batches, OpenStoreRequests& open,
                      std::span<request::StepResult> results) {
   comm::ByteReader in(bytes);
   const auto wrong = [](std::string_view what) {
     return PeerError(fmt::format("another node's result of a step is wrong: {}", what));
   };
-  for (const size_t d : ranks) {
+  for (const size_t d : reports.result_ranks) {
     request::StepResult result;
+    result.store_events = std::move(results[d].store_events);
     result.step = in.Get<uint64_t>();
     if (result.step != batches[d].step) return wrong("it is of another step");
     for (const request::ScheduledSequence& s : batches[d].sequences) {
@@ -129,6 +203,15 @@ Status DecodeResults(std::string_view bytes, const StepLimits& limits,
       if (what != nullptr) return wrong(what);
     }
     results[d] = std::move(result);
+  }
+  for (size_t d = 0; d < reports.num_disk_ranks.size(); ++d) {
+    const size_t num_events = in.Get<uint32_t>();
+    for (size_t i = 0; i < num_events && in.ok(); ++i) {
+      KvStoreEvent event;
+      if (!GetStoreEvent(limits, in, event) || !open.Take(d, event))
+        return wrong("its disk's news");
+      results[d].store_events.push_back(std::move(event));
+    }
   }
   return in.AtEnd() ? OkStatus() : wrong("it has another length than was expected");
 }

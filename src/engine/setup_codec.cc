@@ -54,6 +54,8 @@ std::string EncodeKvPlan(const KvPlan& plan) {
         plan.pools.num_snapshots, plan.host.num_blocks, plan.host.num_snapshots}) {
     out.Put(count);
   }
+  out.Put(static_cast<uint8_t>(plan.disk_key.has_value()));
+  for (const uint8_t byte : plan.disk_key.value_or(kv_cache::HashKey{})) out.Put(byte);
   return out.Take();
 }
 
@@ -69,6 +71,11 @@ Result<KvPlan> DecodeKvPlan(std::string_view bytes, const EngineOptions& options
     *count = in.Get<int32_t>();
     fits = fits && *count >= 0;
   }
+  const bool has_disk = in.Get<uint8_t>() != 0;
+  kv_cache::HashKey key;
+  for (uint8_t& byte : key) byte = in.Get<uint8_t>();
+  if (has_disk) plan.disk_key = key;
+  fits = fits && has_disk == KeepsOnDisk(options, plan);
   for (size_t i = 0; fits && i < own.size(); ++i) {
     const kv_cache::KvLayout& layout = own[i].layout;
     const int64_t host_bytes =

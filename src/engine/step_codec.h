@@ -9,10 +9,12 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -36,6 +38,7 @@ struct StepLimits {
   int experts_per_token = 0;  // of all layers together
   kv_cache::PoolSizes pools;
   kv_cache::HostSlots host;
+  bool has_disk = false;
 };
 
 // The tokens that a grammar allows a sequence next: [ceil(vocab / 32)]. Empty: all.
@@ -45,7 +48,7 @@ using TokenMask = std::span<const uint32_t>;
 class PlanEncoder {
  public:
   // masks[d][i]: of batches[d].sequences[i], for data ranks that another node samples for; empty
-  // for others. A step that asks something of the disk is our bug.
+  // for others.
   std::string Encode(std::span<const request::ScheduledBatch> batches,
                      std::span<const std::vector<TokenMask>> masks);
 
@@ -83,14 +86,40 @@ class PlanDecoder {
   std::vector<request::ScheduledBatch> batches_;
 };
 
-// The results of data ranks: those of `ranks`, out of all in `results`.
-std::string EncodeResults(std::span<const size_t> ranks,
-                          std::span<const request::StepResult> results);
+// What a node tells after a step.
+struct NodeReports {
+  std::vector<size_t> result_ranks;  // the data ranks whose results it has
+  std::vector<int> num_disk_ranks;   // by data rank: its ranks, whose disk it tells of; empty: none
+  bool empty() const { return result_ranks.empty() && num_disk_ranks.empty(); }
+};
 
-// The same, into `results`; `batches` are what was run, and what is found must fit them.
-Status DecodeResults(std::string_view bytes, const StepLimits& limits,
-                     std::span<const size_t> ranks,
-                     std::span<const request::ScheduledBatch> batches,
+// What a node's disk has been asked for, and has still to tell. For node 0.
+class OpenStoreRequests {
+ public:
+  explicit OpenStoreRequests(const NodeReports& reports);
+
+  // A step is on its way there.
+  void Add(std::span<const request::ScheduledBatch> batches);
+  // Completes what was told of a data rank; false when nobody asked for it.
+  bool Take(size_t data_rank, request::KvStoreEvent& event);
+
+ private:
+  struct Open {
+    request::KvStoreRequest request;
+    int num_ranks = 0;  // that have not answered
+  };
+  const std::vector<int> num_ranks_;
+  std::vector<int> num_indexing_;  // of the ranks
+  std::map<std::tuple<size_t, request::KvRecord::Kind, int32_t>, Open> open_;
+};
+
+// What `reports` names, out of all in `results`.
+std::string EncodeResults(const NodeReports& reports, std::span<const request::StepResult> results);
+
+// The same, into `results`, whose other disks' news stay; `batches` are what was run, and what is
+// found must fit them.
+Status DecodeResults(std::string_view bytes, const StepLimits& limits, const NodeReports& reports,
+                     std::span<const request::ScheduledBatch> batches, OpenStoreRequests& open,
                      std::span<request::StepResult> results);
 
 }  // namespace fathom::engine

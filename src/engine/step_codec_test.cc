@@ -77,6 +77,8 @@ TEST(StepCodec, APlanArrivesAsItWasSent) {
         const request::ScheduledBatch& batch = (*batches)[d];
         EXPECT_EQ(batch.step, step.batches[d].step);
         EXPECT_EQ(batch.transfers.copies, step.batches[d].transfers.copies);
+        EXPECT_EQ(batch.transfers.store, step.batches[d].transfers.store);
+        EXPECT_EQ(batch.transfers.wait_for_store, step.batches[d].transfers.wait_for_store);
         EXPECT_EQ(batch.data_rank_tokens, step.batches[d].data_rank_tokens);
         EXPECT_EQ(batch.data_ranks_decode, step.batches[d].data_ranks_decode);
         ASSERT_EQ(batch.sequences.size(), step.batches[d].sequences.size());
@@ -167,6 +169,34 @@ TEST(StepCodec, WhatIsWrongInAPlanIsSaid) {
         b.transfers.copies = {{.kind = request::KvCopy::Kind::kLoadSnapshot, .position = 9}};
       }),
       HasSubstr("inside a block"));
+  request::KvStoreRequest read{.kind = request::KvStoreRequest::Kind::kRead,
+                               .record = {.hash = {1, 2}, .num_tokens = 256},
+                               .host_slot = 7};
+  read.record.token_ids.assign(256, 1);
+  const auto error_of_read = [&](const std::function<void(request::KvStoreRequest&)>& change) {
+    return error_of([&](auto& b) {
+      b.transfers.store = {read};
+      change(b.transfers.store[0]);
+    });
+  };
+  EXPECT_EQ(error_of_read([](auto&) {}), "");
+  EXPECT_THAT(error_of_read([](auto& r) { r.host_slot = 8; }),
+              HasSubstr("a record's slot is 8, not 0 to 7"));
+  EXPECT_THAT(error_of_read([](auto& r) { r.host_slot = -1; }), HasSubstr("a record's slot is -1"));
+  EXPECT_THAT(error_of_read([](auto& r) { r.record.token_ids[9] = 70; }),
+              HasSubstr("a record is none"));
+  EXPECT_THAT(error_of_read([](auto& r) { r.record.num_tokens = 300; }),
+              HasSubstr("a record is none"));
+  StepLimits no_disk = TestLimits();
+  no_disk.has_disk = false;
+  request::ScheduledBatch reads;
+  reads.transfers.store = {read};
+  const std::vector<request::ScheduledBatch> both = {reads, {}};
+  EXPECT_THAT(PlanDecoder(no_disk)
+                  .Decode(PlanEncoder().Encode(both, std::vector<std::vector<TokenMask>>(2)))
+                  .status()
+                  .message(),
+              HasSubstr("the number of records is 1, not 0 to 0"));
   // A decoder that missed a step, and one with a smaller vocabulary.
   Status status = PlanDecoder(TestLimits()).Decode(bytes).status();
   EXPECT_THAT(status.message(), HasSubstr("was not in the step before"));
@@ -198,14 +228,18 @@ TEST(StepCodec, ResultsArriveAsTheyWereSentAndMustFitTheStep) {
     for (int i = 0; i < 4; ++i) {
       const RandomSteps::Step& step = steps.Next();
       const auto sent = RandomResults(step.batches, seed);
-      const std::vector<size_t> ranks =
-          seed % 2 == 0 ? std::vector<size_t>{1} : std::vector<size_t>{0, 1};
-      const std::string bytes = EncodeResults(ranks, sent);
+      NodeReports reports;
+      reports.result_ranks = seed % 2 == 0 ? std::vector<size_t>{1} : std::vector<size_t>{0, 1};
+      const std::string bytes = EncodeResults(reports, sent);
+      OpenStoreRequests open(reports);
       std::vector<request::StepResult> results(2);
-      const Status status = DecodeResults(bytes, TestLimits(), ranks, step.batches, results);
+      const auto decode = [&](std::string_view text) {
+        return DecodeResults(text, TestLimits(), reports, step.batches, open, results);
+      };
+      const Status status = decode(bytes);
       ASSERT_TRUE(status.ok()) << status.message();
-      EXPECT_EQ(EncodeResults(ranks, results), bytes);
-      for (const size_t d : ranks) {
+      EXPECT_EQ(EncodeResults(reports, results), bytes);
+      for (const size_t d : reports.result_ranks) {
         ASSERT_EQ(results[d].sequences.size(), sent[d].sequences.size());
         for (size_t s = 0; s < sent[d].sequences.size(); ++s) {
           EXPECT_EQ(results[d].sequences[s].sampled_token_ids,
@@ -214,12 +248,71 @@ TEST(StepCodec, ResultsArriveAsTheyWereSentAndMustFitTheStep) {
                     sent[d].sequences[s].status.message());
         }
       }
-      EXPECT_FALSE(DecodeResults(bytes + "x", TestLimits(), ranks, step.batches, results).ok());
-      EXPECT_FALSE(DecodeResults(std::string_view(bytes).substr(1), TestLimits(), ranks,
-                                 step.batches, results)
-                       .ok());
+      EXPECT_FALSE(decode(bytes + "x").ok());
+      EXPECT_FALSE(decode(std::string_view(bytes).substr(1)).ok());
     }
   }
+}
+
+TEST(StepCodec, NewsOfADiskArriveAndMustHaveBeenAskedFor) {
+  using Kind = request::KvStoreEvent::Kind;
+  using request::KvStoreEvent;
+  // Data rank 1 has two ranks of the node.
+  const NodeReports reports{.result_ranks = {}, .num_disk_ranks = {0, 2}};
+  std::vector<request::ScheduledBatch> batches(2);
+  request::KvRecord block{.hash = {5, 6}, .parent = {7, 8}, .num_tokens = 512};
+  block.token_ids.assign(256, 9);
+  const request::KvRecord snapshot{
+      .kind = request::KvRecord::Kind::kSnapshot, .hash = {5, 6}, .num_tokens = 512};
+  batches[1].transfers.store = {{request::KvStoreRequest::Kind::kRead, block, 3},
+                                {request::KvStoreRequest::Kind::kWrite, snapshot, 1},
+                                {request::KvStoreRequest::Kind::kDelete, block, -1}};
+  const KvStoreEvent read{.kind = Kind::kRead, .record = block, .host_slot = 3, .ok = true};
+  const KvStoreEvent written{
+      .kind = Kind::kWrite, .record = snapshot, .host_slot = 1, .file_bytes = 99, .num_ranks = 2};
+  const KvStoreEvent found{.kind = Kind::kFound, .record = block, .file_bytes = 7, .num_ranks = 2};
+  const KvStoreEvent indexed{.kind = Kind::kIndexed, .num_ranks = 2};
+  const KvStoreEvent off{.kind = Kind::kOff};
+  const auto accepts = [&](const std::vector<KvStoreEvent>& events) {
+    OpenStoreRequests open(reports);
+    open.Add(batches);
+    std::vector<request::StepResult> sent(2), results(2);
+    sent[1].store_events = events;
+    results[1].store_events = {off};  // of another node
+    const std::string bytes = EncodeResults(reports, sent);
+    const Status status = DecodeResults(bytes, TestLimits(), reports, batches, open, results);
+    if (!status.ok()) return false;
+    EXPECT_EQ(results[1].store_events.size(), events.size() + 1);
+    for (size_t i = 0; i < events.size(); ++i) {
+      const KvStoreEvent& event = results[1].store_events[i + 1];
+      EXPECT_EQ(event.kind, events[i].kind);
+      EXPECT_EQ(event.record, events[i].record);
+      EXPECT_EQ(event.host_slot, events[i].host_slot);
+      EXPECT_EQ(event.file_bytes, events[i].file_bytes);
+      EXPECT_EQ(event.ok, events[i].ok);
+      EXPECT_EQ(event.num_ranks, events[i].num_ranks);
+    }
+    return true;
+  };
+  EXPECT_TRUE(accepts({}));
+  EXPECT_TRUE(accepts({found, indexed, read, written, read, off}));
+  EXPECT_FALSE(accepts({read, read, read})) << "more ranks than there are";
+  EXPECT_FALSE(accepts({written, written}));
+  EXPECT_FALSE(accepts({indexed, indexed}));
+  KvStoreEvent wrong = read;
+  wrong.host_slot = 4;
+  EXPECT_FALSE(accepts({wrong})) << "a slot that nobody asked for";
+  wrong = read;
+  wrong.kind = Kind::kWrite;
+  EXPECT_FALSE(accepts({wrong})) << "a write that was a read";
+  for (const int num_ranks : {0, -1, 3}) {
+    wrong = found;
+    wrong.num_ranks = num_ranks;
+    EXPECT_FALSE(accepts({wrong}));
+  }
+  wrong = found;
+  wrong.record.token_ids[0] = 70;
+  EXPECT_FALSE(accepts({wrong})) << "a token that there is not";
 }
 
 TEST(SetupCodec, ThePlanOfTheKvCacheMustFitTheNodesOwnMemory) {
@@ -248,6 +341,11 @@ TEST(SetupCodec, ThePlanOfTheKvCacheMustFitTheNodesOwnMemory) {
   ASSERT_TRUE(decoded.ok()) << decoded.status().message();
   EXPECT_EQ(decoded->pools, plan.pools);
   EXPECT_EQ(decoded->host.num_snapshots, 3);
+  EXPECT_FALSE(decoded->disk_key);
+  plan.disk_key = kv_cache::HashKey{1, 2, 3};
+  EXPECT_FALSE(DecodeKvPlan(EncodeKvPlan(plan), options, own).ok()) << "a disk on node 0 alone";
+  options.kv.disk_directory = "/kv";
+  EXPECT_EQ(DecodeKvPlan(EncodeKvPlan(plan), options, own)->disk_key, plan.disk_key);
   plan.pools.num_blocks = 42;
   EXPECT_THAT(DecodeKvPlan(EncodeKvPlan(plan), options, own).status().message(),
               HasSubstr("start all nodes with the same flags"));

@@ -22,7 +22,8 @@ inline StepLimits TestLimits() {
       .sliding_window = 128,
       .experts_per_token = 6,
       .pools = {.num_blocks = 20, .num_window_pages = 40, .num_state_slots = 5, .num_snapshots = 3},
-      .host = {.num_blocks = 8, .num_snapshots = 2}};
+      .host = {.num_blocks = 8, .num_snapshots = 2},
+      .has_disk = true};
 }
 
 class RandomSteps {
@@ -104,6 +105,7 @@ class RandomSteps {
       masks.push_back(step_.words.back());
     }
     if (Below(3) == 0) AddCopies(batch);
+    if (Below(3) == 0) AddStoreRequests(batch);
   }
 
   int64_t Add(Sequence& s, int64_t most, request::ScheduledBatch& batch) {
@@ -144,6 +146,20 @@ class RandomSteps {
         {.kind = Kind::kSaveSnapshot, .from = 4, .to = 2, .position = 512},
         {.kind = Kind::kBlockToHost, .from = 3, .to = 7},
         {.kind = Kind::kSnapshotToHost, .from = 1, .to = 1, .position = 256, .pages = {5, 6}}};
+  }
+
+  void AddStoreRequests(request::ScheduledBatch& batch) {
+    using Kind = request::KvStoreRequest::Kind;
+    const request::KvRecord block{.kind = request::KvRecord::Kind::kBlock,
+                                  .hash = {random_(), random_()},
+                                  .parent = {random_(), 2},
+                                  .num_tokens = 512,
+                                  .token_ids = Ids(256, limits_.vocab_size)};
+    const request::KvRecord snapshot{
+        .kind = request::KvRecord::Kind::kSnapshot, .hash = {3, random_()}, .num_tokens = 256};
+    batch.transfers.store = {
+        {Kind::kRead, snapshot, 1}, {Kind::kWrite, block, 7}, {Kind::kDelete, block, -1}};
+    batch.transfers.wait_for_store = batch.sequences.empty();
   }
 
   std::mt19937 random_;

@@ -16,6 +16,7 @@ LowerTiers::LowerTiers(const LowerTiersOptions& options, PrefixTree& tree, uint6
       session_credit_(session_credit),
       tree_(tree),
       host_{IdPool(options.num_host_slots[0]), IdPool(options.num_host_slots[1])},
+      stores_(options.num_disk_ranks),
       disk_on_(options.disk_bytes > 0),
       indexing_(disk_on_) {
   // The disk reads and writes host memory.
@@ -123,7 +124,7 @@ void LowerTiers::TakeRequests(std::vector<KvStoreRequest>& out) {
 }
 
 void LowerTiers::OnEvents(std::span<const KvStoreEvent> events, uint64_t time) {
-  for (const KvStoreEvent& event : events) {
+  for (const KvStoreEvent& event : stores_.Join(events)) {
     switch (event.kind) {
       case KvStoreEvent::Kind::kRead:
         OnRead(event);
@@ -135,7 +136,7 @@ void LowerTiers::OnEvents(std::span<const KvStoreEvent> events, uint64_t time) {
         OnFound(event, time);
         break;
       case KvStoreEvent::Kind::kIndexed:
-        indexing_ = false;
+        OnIndexed();
         break;
       case KvStoreEvent::Kind::kOff:
         TurnDiskOff();
@@ -160,6 +161,7 @@ void LowerTiers::OnRead(const KvStoreEvent& event) {
   ++stats_.num_lost_disk;
   DropHostSlot(*node, event.record.kind);
   ForgetOnDisk(*node, event.record.kind);
+  DeleteOnDisk(event.record);  // what other ranks have of it
   tree_.Prune(node);
 }
 
@@ -193,6 +195,15 @@ void LowerTiers::OnFound(const KvStoreEvent& event, uint64_t time) {
   PutInDiskQueue(*node, event.record.kind);
 }
 
+void LowerTiers::OnIndexed() {
+  indexing_ = false;
+  for (KvRecord& record : stores_.TakeIncomplete()) DeleteOnDisk(std::move(record));
+}
+
+void LowerTiers::DeleteOnDisk(KvRecord record) {
+  if (disk_on_) requests_.push_back({KvStoreRequest::Kind::kDelete, std::move(record), -1});
+}
+
 void LowerTiers::ForgetOnDisk(PrefixNode& node, PartKind kind) {
   KeptPart& part = node.part(kind);
   if (!part.on_disk) return;
@@ -201,14 +212,10 @@ void LowerTiers::ForgetOnDisk(PrefixNode& node, PartKind kind) {
   disk_queue_[size_t(kind)].Remove(part.disk_place);
 }
 
-void LowerTiers::DeleteOnDisk(KvRecord record) {
-  requests_.push_back({KvStoreRequest::Kind::kDelete, std::move(record), -1});
-}
-
 void LowerTiers::ForgetAfterClear(PrefixNode& node, PartKind kind) {
   node.part(kind).forget = false;
   DropHostSlot(node, kind);
-  if (disk_on_) DeleteOnDisk(MakeRecord(node, kind));
+  DeleteOnDisk(MakeRecord(node, kind));
   tree_.Prune(&node);
 }
 

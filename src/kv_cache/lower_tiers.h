@@ -4,6 +4,7 @@
 // to its size by giving up what was used longest ago. Owned by PrefixCache; one thread.
 //
 // The disk answers later (OnEvents). A host slot that the disk reads or writes is not given up.
+// What earlier runs left is found first; nothing is written before.
 #pragma once
 
 #include <array>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "kv_cache/id_pool.h"
+#include "kv_cache/joined_stores.h"
 #include "kv_cache/prefix_tree.h"
 #include "request/kv_transfers.h"
 
@@ -21,6 +23,7 @@ namespace fathom::kv_cache {
 struct LowerTiersOptions {
   std::array<int32_t, 2> num_host_slots = {};  // of blocks and of snapshots; 0: no such tier
   int64_t disk_bytes = 0;                      // 0: no disk
+  int num_disk_ranks = 1;                      // that a record must be there for
   std::array<int64_t, 2> record_bytes = {};    // of a block's and a snapshot's contents
 };
 
@@ -68,7 +71,9 @@ class LowerTiers {
     PartKind kind;
   };
   IdPool& host(PartKind kind) { return host_[static_cast<size_t>(kind)]; }
-  bool CanWrite() const { return disk_on_ && !waiting_writes_.empty() && num_writes_ < kMaxWrites; }
+  bool CanWrite() const {
+    return disk_on_ && !indexing_ && !waiting_writes_.empty() && num_writes_ < kMaxWrites;
+  }
   bool MakeHostRoom(PartKind kind, uint64_t session);
   void PutInHostQueue(PrefixNode& node, PartKind kind);
   void PutInDiskQueue(PrefixNode& node, PartKind kind);
@@ -81,6 +86,7 @@ class LowerTiers {
   void OnRead(const request::KvStoreEvent& event);
   void OnWrite(const request::KvStoreEvent& event);
   void OnFound(const request::KvStoreEvent& event, uint64_t time);
+  void OnIndexed();
   void TurnDiskOff();
   static request::KvRecord MakeRecord(const PrefixNode& node, PartKind kind);
 
@@ -95,6 +101,7 @@ class LowerTiers {
   std::array<EvictionQueue<PrefixNode>, 2> disk_queue_;
   std::deque<WaitingWrite> waiting_writes_;
   std::vector<request::KvStoreRequest> requests_;
+  JoinedStores stores_;
   int num_reads_ = 0, num_writes_ = 0;
   bool disk_on_ = false;
   bool indexing_ = false;

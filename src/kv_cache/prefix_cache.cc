@@ -39,6 +39,7 @@ PrefixCache::PrefixCache(const PrefixCacheOptions& options)
       tree_(options.hash_key),
       lower_({.num_host_slots = {options.num_host_blocks, options.num_host_snapshots},
               .disk_bytes = options.disk_bytes,
+              .num_disk_ranks = options.num_disk_ranks,
               .record_bytes = {options.block_bytes, options.snapshot_bytes}},
              tree_, session_credit_) {
   CHECK_LE(NumSnapshotPages(options.sliding_window) * kWindowPageTokens, kBlockTokens);

@@ -49,7 +49,8 @@ struct PrefixCacheOptions {
   int32_t num_host_blocks = 0;
   int32_t num_host_snapshots = 0;
   int64_t disk_bytes = 0;
-  int64_t block_bytes = 0, snapshot_bytes = 0;  // of a record on the disk, for its budget
+  int num_disk_ranks = 1;                       // whose stores must all have a record
+  int64_t block_bytes = 0, snapshot_bytes = 0;  // of all ranks, in host memory
   // Of the hashes. Random, unless the disk's contents are to be found again.
   HashKey hash_key = {};
 };

@@ -45,11 +45,10 @@ Status MakePrivateDirectory(const fs::path& path) {
   return OkStatus();
 }
 
-Result<int> LockDirectory(const fs::path& path) {
-  const int fd = open((path / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (fd < 0) return DirectoryError(path, "cannot make a lock file");
-  if (flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
-  close(fd);
+Result<File> LockDirectory(const fs::path& path) {
+  File file(open((path / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (!file.ok()) return DirectoryError(path, "cannot make a lock file");
+  if (flock(file.fd(), LOCK_EX | LOCK_NB) == 0) return file;
   return InvalidArgument(fmt::format(
       "--kv-disk-dir {}: another server uses it: give each server a directory of its own",
       path.string()));
@@ -76,24 +75,42 @@ Result<StoreKey> ReadOrMakeKey(const fs::path& path) {
 }  // namespace
 
 Result<std::unique_ptr<DiskStore>> DiskStore::Open(const DiskStoreOptions& options) {
+  CHECK(!options.parts.empty());
   RETURN_IF_ERROR(MakePrivateDirectory(options.directory));
-  const fs::path directory = options.directory / options.content_name;
-  RETURN_IF_ERROR(MakePrivateDirectory(directory));
-  ASSIGN_OR_RETURN(const int lock_fd, LockDirectory(directory));
-  auto key = ReadOrMakeKey(directory);
-  if (!key.ok()) {
-    close(lock_fd);
-    return key.status();
+  std::vector<File> locks;
+  for (const DiskPart& part : options.parts) {
+    const fs::path folder = options.directory / part.name;
+    RETURN_IF_ERROR(MakePrivateDirectory(folder));
+    ASSIGN_OR_RETURN(File lock, LockDirectory(folder));
+    locks.push_back(std::move(lock));
   }
-  return std::unique_ptr<DiskStore>(new DiskStore(options, directory, *key, lock_fd));
+  StoreKey key;
+  if (options.key) {
+    key = *options.key;
+  } else {
+    ASSIGN_OR_RETURN(key, ReadOrMakeKey(options.directory / options.parts[0].name));
+  }
+  return std::unique_ptr<DiskStore>(new DiskStore(options, key, std::move(locks)));
 }
 
-DiskStore::DiskStore(const DiskStoreOptions& options, fs::path directory, StoreKey key, int lock_fd)
-    : options_(options), directory_(std::move(directory)), key_(key), lock_fd_(lock_fd) {
+DiskStore::DiskStore(const DiskStoreOptions& options, StoreKey key, std::vector<File> locks)
+    : options_(options),
+      key_(key),
+      locks_(std::move(locks)),
+      events_(options.parts.size()),
+      num_open_(options.parts.size()) {
   threads_.emplace_back([this] { RunWriter(); });
   for (int i = 0; i < options.num_read_threads; ++i) {
     threads_.emplace_back([this] { RunReader(); });
   }
+}
+
+fs::path DiskStore::FolderOf(size_t part) const {
+  return options_.directory / options_.parts[part].name;
+}
+
+fs::path DiskStore::PathOf(const Job& job) const {
+  return FolderOf(job.part) / SegmentPath(job.request.record);
 }
 
 DiskStore::~DiskStore() {
@@ -103,42 +120,56 @@ DiskStore::~DiskStore() {
   }
   work_.notify_all();
   for (std::thread& thread : threads_) thread.join();
-  close(lock_fd_);
 }
 
-void DiskStore::Submit(const KvStoreRequest& request, std::span<std::byte> slot) {
-  {
-    std::lock_guard lock(mutex_);
-    if (!off_) {
-      const bool is_read = request.kind == KvStoreRequest::Kind::kRead;
-      (is_read ? reads_ : writes_).push_back({request, slot});
-      work_.notify_all();
-      return;
-    }
-  }
-  Answer({request, slot}, false);
+void DiskStore::Submit(size_t part, const KvStoreRequest& request,
+                       std::vector<std::span<std::byte>> slots) {
+  std::lock_guard lock(mutex_);
+  const bool is_delete = request.kind == KvStoreRequest::Kind::kDelete;
+  Job job{.part = part, .request = request, .slots = std::move(slots)};
+  if (!is_delete) ++num_open_;
+  if (off_) return AddAnswer(job, false, 0);
+  const bool is_read = request.kind == KvStoreRequest::Kind::kRead;
+  (is_read ? reads_ : writes_).push_back(std::move(job));
+  work_.notify_all();
 }
 
 void DiskStore::Answer(const Job& job, bool ok, int64_t file_bytes) {
+  std::lock_guard lock(mutex_);
+  AddAnswer(job, ok, file_bytes);
+}
+
+// Under the mutex.
+void DiskStore::AddAnswer(const Job& job, bool ok, int64_t file_bytes) {
   if (job.request.kind == KvStoreRequest::Kind::kDelete) return;
   const bool is_read = job.request.kind == KvStoreRequest::Kind::kRead;
-  std::lock_guard lock(mutex_);
-  events_.push_back({.kind = is_read ? KvStoreEvent::Kind::kRead : KvStoreEvent::Kind::kWrite,
-                     .record = job.request.record,
-                     .host_slot = job.request.host_slot,
-                     .file_bytes = file_bytes,
-                     .ok = ok});
+  events_[job.part].push_back(
+      {.kind = is_read ? KvStoreEvent::Kind::kRead : KvStoreEvent::Kind::kWrite,
+       .record = job.request.record,
+       .host_slot = job.request.host_slot,
+       .file_bytes = file_bytes,
+       .ok = ok});
+  --num_open_;
   event_.notify_all();
 }
 
-std::vector<KvStoreEvent> DiskStore::TakeEvents() {
+std::vector<KvStoreEvent> DiskStore::TakeEvents(size_t part) {
   std::lock_guard lock(mutex_);
-  return std::exchange(events_, {});
+  std::deque<KvStoreEvent>& events = events_[part];
+  std::vector<KvStoreEvent> taken;
+  while (!events.empty() && taken.size() < kMostEvents) {
+    taken.push_back(std::move(events.front()));
+    events.pop_front();
+  }
+  return taken;
 }
 
 void DiskStore::WaitForEvent(Duration timeout) {
   std::unique_lock lock(mutex_);
-  event_.wait_for(lock, timeout, [this] { return !events_.empty(); });
+  event_.wait_for(lock, timeout, [this] {
+    return num_open_ == 0 || std::any_of(events_.begin(), events_.end(),
+                                         [](const auto& events) { return !events.empty(); });
+  });
 }
 
 void DiskStore::RunReader() {
@@ -156,7 +187,7 @@ void DiskStore::RunReader() {
 }
 
 void DiskStore::RunWriter() {
-  Scan();
+  for (size_t part = 0; part < options_.parts.size(); ++part) Scan(part);
   while (true) {
     Job job;
     {
@@ -167,34 +198,28 @@ void DiskStore::RunWriter() {
       writes_.pop_front();
     }
     if (job.request.kind == KvStoreRequest::Kind::kDelete) {
-      unlink((directory_ / SegmentPath(job.request.record)).c_str());
+      unlink(PathOf(job).c_str());
       continue;
     }
     int64_t file_bytes = 0;
     const Status status = Write(job, file_bytes);
-    Answer(job, status.ok(), file_bytes);
-    if (!status.ok()) {
-      TurnOff(status);
-      return;
-    }
+    if (!status.ok()) return TurnOff(status, job);
+    Answer(job, true, file_bytes);
     Pace(file_bytes);
   }
 }
 
 // Answers every request that waits, and from now on each one at once.
-void DiskStore::TurnOff(const Status& why) {
+void DiskStore::TurnOff(const Status& why, const Job& failed) {
   LogWarning("the KV cache's disk is off: {}", why.message());
-  std::deque<Job> left;
-  {
-    std::lock_guard lock(mutex_);
-    off_ = true;
-    left.swap(reads_);
-    left.insert(left.end(), writes_.begin(), writes_.end());
-    writes_.clear();
-  }
-  for (const Job& job : left) Answer(job, false);
   std::lock_guard lock(mutex_);
-  events_.push_back({.kind = KvStoreEvent::Kind::kOff});
+  off_ = true;
+  AddAnswer(failed, false, 0);
+  for (std::deque<Job>* jobs : {&reads_, &writes_}) {
+    for (const Job& job : *jobs) AddAnswer(job, false, 0);
+    jobs->clear();
+  }
+  for (auto& events : events_) events.push_back({.kind = KvStoreEvent::Kind::kOff});
   event_.notify_all();
 }
 
@@ -207,8 +232,9 @@ void DiskStore::Pace(int64_t bytes) {
 }
 
 Status DiskStore::Write(const Job& job, int64_t& file_bytes) {
-  const std::vector<std::byte> head = MakeSegmentHead(job.request.record, job.slot, key_);
-  const fs::path path = directory_ / SegmentPath(job.request.record);
+  const std::span<const std::byte> payload = job.slots.front();
+  const std::vector<std::byte> head = MakeSegmentHead(job.request.record, payload, key_);
+  const fs::path path = PathOf(job);
   const fs::path part = path.string() + ".part";
   const auto failed = [&](const char* what) {
     const int error = errno;
@@ -219,26 +245,31 @@ Status DiskStore::Write(const Job& job, int64_t& file_bytes) {
   {
     const File file(open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
     if (!file.ok()) return failed("open");
-    if (!WriteAll(file.fd(), head, job.slot)) return failed("write");
+    if (!WriteAll(file.fd(), head, payload)) return failed("write");
   }
   if (rename(part.c_str(), path.c_str()) != 0) return failed("rename");
-  file_bytes = static_cast<int64_t>(head.size() + job.slot.size());
+  file_bytes = static_cast<int64_t>(head.size() + payload.size());
   return OkStatus();
 }
 
 bool DiskStore::Read(const Job& job) {
   const KvRecord& record = job.request.record;
-  const fs::path path = directory_ / SegmentPath(record);
+  const fs::path path = PathOf(job);
   const File file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   struct stat info{};
   if (!file.ok() || fstat(file.fd(), &info) != 0) return false;
+  const std::span<std::byte> payload = job.slots.front();
   // All of it at once, instead of what the kernel reads ahead by itself.
   posix_fadvise(file.fd(), 0, 0, POSIX_FADV_WILLNEED);
   std::vector<std::byte> head(SegmentHeadBytes(record.kind));
   if (ReadAll(file.fd(), head, 0) &&
-      ReadAll(file.fd(), job.slot, static_cast<int64_t>(head.size()))) {
+      ReadAll(file.fd(), payload, static_cast<int64_t>(head.size()))) {
     const auto found = ParseSegmentHead(head, info.st_size, key_);
-    if (found.ok() && *found == record && IsPayloadIntact(head, job.slot, key_)) return true;
+    if (found.ok() && *found == record && IsPayloadIntact(head, payload, key_)) {
+      for (size_t i = 1; i < job.slots.size(); ++i)
+        std::ranges::copy(payload, job.slots[i].begin());
+      return true;
+    }
   }
   LogWarning("the KV cache deletes {}: it is damaged", path.string());
   unlink(path.c_str());
@@ -246,10 +277,10 @@ bool DiskStore::Read(const Job& job) {
 }
 
 // What earlier runs left, oldest first, so that the cache takes it for older.
-void DiskStore::Scan() {
+void DiskStore::Scan(size_t part) {
   std::vector<std::pair<fs::file_time_type, fs::path>> files;
   std::error_code error;
-  for (auto it = fs::recursive_directory_iterator(directory_, error);
+  for (auto it = fs::recursive_directory_iterator(FolderOf(part), error);
        !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
     const fs::path name = it->path().filename();
     if (name == "lock" || name == "key" || it->is_directory(error)) continue;
@@ -262,13 +293,14 @@ void DiskStore::Scan() {
       std::lock_guard lock(mutex_);
       if (stopping_) return;
     }
-    if (ScanFile(path)) continue;
+    if (ScanFile(part, path)) continue;
     unlink(path.c_str());
     ++num_deleted;
   }
   {
     std::lock_guard lock(mutex_);
-    events_.push_back({.kind = KvStoreEvent::Kind::kIndexed});
+    events_[part].push_back({.kind = KvStoreEvent::Kind::kIndexed});
+    --num_open_;
     event_.notify_all();
   }
   if (files.empty()) return;
@@ -276,7 +308,7 @@ void DiskStore::Scan() {
           static_cast<int64_t>(files.size()) - num_deleted, num_deleted);
 }
 
-bool DiskStore::ScanFile(const fs::path& path) {
+bool DiskStore::ScanFile(size_t part, const fs::path& path) {
   const File file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   struct stat info{};
   if (!file.ok() || fstat(file.fd(), &info) != 0 || !S_ISREG(info.st_mode)) return false;
@@ -284,12 +316,13 @@ bool DiskStore::ScanFile(const fs::path& path) {
   std::vector<std::byte> head(static_cast<size_t>(bytes));
   if (!ReadAll(file.fd(), head, 0)) return false;
   const auto record = ParseSegmentHead(head, info.st_size, key_);
-  if (!record.ok() || directory_ / SegmentPath(*record) != path) return false;
+  if (!record.ok() || FolderOf(part) / SegmentPath(*record) != path) return false;
   const auto head_bytes = static_cast<int64_t>(SegmentHeadBytes(record->kind));
-  const int64_t payload_bytes = options_.payload_bytes[static_cast<size_t>(record->kind)];
+  const int64_t payload_bytes =
+      options_.parts[part].payload_bytes[static_cast<size_t>(record->kind)];
   if (info.st_size != head_bytes + payload_bytes) return false;
   std::lock_guard lock(mutex_);
-  events_.push_back(
+  events_[part].push_back(
       {.kind = KvStoreEvent::Kind::kFound, .record = *record, .file_bytes = info.st_size});
   event_.notify_all();
   return true;

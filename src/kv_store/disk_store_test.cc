@@ -33,8 +33,7 @@ class DiskStoreTest : public testing::Test {
   }
   DiskStoreOptions Options() const {
     return {.directory = root_ / "kv",
-            .content_name = "model",
-            .payload_bytes = {kBlockBytes, kSnapshotBytes}};
+            .parts = {{.name = "model", .payload_bytes = {kBlockBytes, kSnapshotBytes}}}};
   }
   void Open() {
     store_.reset();
@@ -60,7 +59,7 @@ class DiskStoreTest : public testing::Test {
     std::vector<KvStoreEvent> events;
     for (int i = 0; i < 3000 && events.size() < count; ++i) {
       store_->WaitForEvent(std::chrono::milliseconds(20));
-      for (KvStoreEvent& e : store_->TakeEvents()) {
+      for (KvStoreEvent& e : store_->TakeEvents(0)) {
         if (e.kind != KvStoreEvent::Kind::kIndexed) events.push_back(std::move(e));
       }
     }
@@ -71,7 +70,7 @@ class DiskStoreTest : public testing::Test {
     std::vector<KvStoreEvent> events;
     for (int i = 0; i < 3000; ++i) {
       store_->WaitForEvent(std::chrono::milliseconds(20));
-      for (KvStoreEvent& e : store_->TakeEvents()) {
+      for (KvStoreEvent& e : store_->TakeEvents(0)) {
         if (e.kind == KvStoreEvent::Kind::kIndexed) return events;
         events.push_back(std::move(e));
       }
@@ -81,13 +80,13 @@ class DiskStoreTest : public testing::Test {
   }
   bool Write(const KvRecord& record) {
     auto bytes = Bytes(record);
-    store_->Submit({KvStoreRequest::Kind::kWrite, record, 3}, bytes);
+    store_->Submit(0, {KvStoreRequest::Kind::kWrite, record, 3}, {bytes});
     const auto events = WaitForEvents(1);
     return events.size() == 1 && events[0].ok && events[0].host_slot == 3;
   }
   bool Read(const KvRecord& record) {
     std::vector<std::byte> bytes(Bytes(record).size());
-    store_->Submit({KvStoreRequest::Kind::kRead, record, 4}, bytes);
+    store_->Submit(0, {KvStoreRequest::Kind::kRead, record, 4}, {bytes});
     const auto events = WaitForEvents(1);
     EXPECT_EQ(events.size(), 1u);
     return events[0].ok && bytes == Bytes(record);
@@ -131,7 +130,7 @@ TEST_F(DiskStoreTest, SaysWhenItHasToldAll) {
   std::vector<KvStoreEvent> events;
   for (int i = 0; i < 3000 && events.size() < 2; ++i) {
     store_->WaitForEvent(std::chrono::milliseconds(20));
-    for (KvStoreEvent& e : store_->TakeEvents()) events.push_back(std::move(e));
+    for (KvStoreEvent& e : store_->TakeEvents(0)) events.push_back(std::move(e));
   }
   ASSERT_EQ(events.size(), 2u);
   EXPECT_EQ(events[0].kind, KvStoreEvent::Kind::kFound);
@@ -170,7 +169,7 @@ TEST_F(DiskStoreTest, ADamagedPayloadIsNotReadAndGone) {
 
 TEST_F(DiskStoreTest, DeletesOnRequest) {
   ASSERT_TRUE(Write(Record(1)));
-  store_->Submit({KvStoreRequest::Kind::kDelete, Record(1), -1}, {});
+  store_->Submit(0, {KvStoreRequest::Kind::kDelete, Record(1), -1}, {});
   ASSERT_TRUE(Write(Record(2)));  // after the delete
   EXPECT_FALSE(fs::exists(FileOf(Record(1))));
 }
@@ -186,8 +185,8 @@ TEST_F(DiskStoreTest, AFullDiskTurnsItOffAndEverythingIsAnswered) {
   std::vector<std::vector<std::byte>> slots;
   for (uint64_t n = 2; n < 7; ++n) slots.push_back(Bytes(Record(n)));
   for (uint64_t n = 2; n < 7; ++n) {
-    store_->Submit({KvStoreRequest::Kind::kWrite, Record(n), static_cast<int32_t>(n)},
-                   slots[n - 2]);
+    store_->Submit(0, {KvStoreRequest::Kind::kWrite, Record(n), static_cast<int32_t>(n)},
+                   {slots[n - 2]});
   }
   const auto events = WaitForEvents(6);
   setrlimit(RLIMIT_FSIZE, &old);
@@ -201,6 +200,51 @@ TEST_F(DiskStoreTest, AFullDiskTurnsItOffAndEverythingIsAnswered) {
   EXPECT_FALSE(Write(Record(8)));
   EXPECT_FALSE(Read(Record(1)));
   EXPECT_FALSE(fs::exists(FileOf(Record(2)).string() + ".part"));
+}
+
+TEST_F(DiskStoreTest, PartsHaveFoldersOfTheirOwnAndEachRankOfAPartGetsItsBytes) {
+  store_.reset();
+  DiskStoreOptions options = Options();
+  options.parts.push_back({.name = "other", .payload_bytes = {9, 9}});
+  store_ = *DiskStore::Open(options);
+  EXPECT_FALSE(DiskStore::Open({.directory = root_ / "kv", .parts = {{.name = "other"}}}).ok());
+  const KvRecord record = Record(1);
+  const auto submit = [&](size_t part, KvStoreRequest::Kind kind,
+                          std::vector<std::span<std::byte>> slots) {
+    store_->Submit(part, {kind, record, 0}, std::move(slots));
+    std::vector<KvStoreEvent> events;
+    for (int i = 0; i < 500 && events.empty(); ++i) {
+      store_->WaitForEvent(std::chrono::milliseconds(20));
+      for (KvStoreEvent& e : store_->TakeEvents(part)) {
+        if (e.kind != KvStoreEvent::Kind::kIndexed) events.push_back(std::move(e));
+      }
+      (void)store_->TakeEvents(1 - part);
+    }
+    return events.size() == 1 && events[0].ok;
+  };
+  std::vector<std::byte> large = Bytes(record), small(9, std::byte{4});
+  EXPECT_TRUE(submit(0, KvStoreRequest::Kind::kWrite, {large}));
+  EXPECT_FALSE(submit(1, KvStoreRequest::Kind::kRead, {small}));
+  EXPECT_TRUE(submit(1, KvStoreRequest::Kind::kWrite, {small}));
+  std::vector<std::byte> first(9), second(9), third(large.size());
+  EXPECT_TRUE(submit(1, KvStoreRequest::Kind::kRead, {first, second}));
+  EXPECT_EQ(first, small);
+  EXPECT_EQ(second, small);
+  EXPECT_TRUE(submit(0, KvStoreRequest::Kind::kRead, {third}));
+  EXPECT_EQ(third, large);
+}
+
+TEST_F(DiskStoreTest, WithTheKeyOfAnotherItKeepsWhatThatOneNamed) {
+  ASSERT_TRUE(Write(Record(1)));
+  DiskStoreOptions options = Options();
+  options.key = store_->key();
+  for (const size_t num_found : {1u, 0u}) {
+    store_.reset();
+    store_ = *DiskStore::Open(options);
+    EXPECT_EQ(store_->key(), *options.key);
+    EXPECT_EQ(WaitUntilIndexed().size(), num_found);
+    ++(*options.key)[0];
+  }
 }
 
 TEST_F(DiskStoreTest, WritesKeepToTheirBandwidth) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 
 namespace fathom::kv_store {
 
@@ -12,14 +13,14 @@ class File {
  public:
   explicit File(int fd) : fd_(fd) {}
   ~File();
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
+  File(File&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  File& operator=(File&&) = delete;
 
   bool ok() const { return fd_ >= 0; }
   int fd() const { return fd_; }
 
  private:
-  const int fd_;
+  int fd_;
 };
 
 // Fills all of `out`, or returns false (errno is 0 at the file's end).

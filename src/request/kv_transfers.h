@@ -58,9 +58,11 @@ struct KvStoreRequest {
   Kind kind = Kind::kRead;
   KvRecord record = {};
   int32_t host_slot = -1;  // of the record's kind
+  bool operator==(const KvStoreRequest&) const = default;
 };
 
-// The disk's answer, or news.
+// A store's answer, or news. A data rank may have several stores, which get the same requests: each
+// speaks for its ranks.
 struct KvStoreEvent {
   enum class Kind : uint8_t {
     kRead,     // `ok`: the host slot has the bytes; else the record is gone
@@ -74,6 +76,7 @@ struct KvStoreEvent {
   int32_t host_slot = -1;
   int64_t file_bytes = 0;  // kWrite, kFound: on the disk
   bool ok = false;
+  int32_t num_ranks = 1;  // that it is true of
 };
 
 struct KvTransfers {

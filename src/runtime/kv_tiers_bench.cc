@@ -154,10 +154,10 @@ class Bench {
   }
 
   void MeasureDisk(int num_threads) {
-    auto disk = kv_store::DiskStore::Open({.directory = directory_,
-                                           .content_name = "bench",
-                                           .payload_bytes = {layout_.block_bytes, snapshot_bytes_},
-                                           .num_read_threads = num_threads});
+    auto disk = kv_store::DiskStore::Open(
+        {.directory = directory_,
+         .parts = {{.name = "bench", .payload_bytes = {layout_.block_bytes, snapshot_bytes_}}},
+         .num_read_threads = num_threads});
     Check(disk.status());
     const double write = TimeOf([&] { RunStore(**disk, KvStoreRequest::Kind::kWrite); });
     Print("records written", bytes_, {write, write});
@@ -236,12 +236,12 @@ class Bench {
     for (int32_t i = 0; i <= num_blocks_; ++i) {
       const KvRecord record = Record(i);
       const int32_t slot = i == num_blocks_ ? 0 : i;
-      disk.Submit({kind, record, slot}, Slot(record.kind, slot));
+      disk.Submit(0, {kind, record, slot}, {Slot(record.kind, slot)});
     }
     int32_t done = 0;
     while (done <= num_blocks_) {
       disk.WaitForEvent(std::chrono::milliseconds(5));
-      for (const request::KvStoreEvent& event : disk.TakeEvents()) {
+      for (const request::KvStoreEvent& event : disk.TakeEvents(0)) {
         if (event.host_slot < 0) continue;
         CHECK(event.ok);
         ++done;

@@ -27,9 +27,10 @@ Sampling SamplingOf(const config::ParallelConfig& parallel, const config::RankPl
 }
 
 LocalExecutor::LocalExecutor(const config::ParallelConfig& parallel, std::vector<Rank> ranks,
-                             int max_in_flight)
+                             int max_in_flight, std::unique_ptr<RankDisk> disk)
     : num_data_ranks_(static_cast<size_t>(parallel.data_parallel_size)),
-      max_in_flight_(max_in_flight) {
+      max_in_flight_(max_in_flight),
+      disk_(std::move(disk)) {
   CHECK(max_in_flight <= ModelRunner::kMaxInFlight &&
         (max_in_flight == 1 || parallel.pipeline_parallel_size == 1));
   for (Rank& rank : ranks) {
@@ -43,6 +44,7 @@ LocalExecutor::LocalExecutor(const config::ParallelConfig& parallel, std::vector
 Status LocalExecutor::Start(std::span<const request::ScheduledBatch> batches) {
   CHECK_EQ(batches.size(), num_data_ranks_);
   for (Device& device : devices_) device.worker->Start(batches[device.data_rank]);
+  in_flight_.push_back(batches);
   return OkStatus();
 }
 
@@ -58,6 +60,11 @@ Result<std::vector<request::StepResult>> LocalExecutor::Wait() {
     }
   }
   if (!cause.ok()) return cause;
+  if (disk_ != nullptr) {
+    disk_->Submit(in_flight_.front());
+    disk_->TakeEvents(results);
+  }
+  in_flight_.pop_front();
   return results;
 }
 

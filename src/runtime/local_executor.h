@@ -1,14 +1,18 @@
 // LocalExecutor: the ranks of this process, each with a thread of its own. All run the same steps;
-// when one fails, the others are woken, so that every step ends on all of them.
+// when one fails, the others are woken, so that every step ends on all of them. What a step asks of
+// the disk is asked when it has ended on all.
 #pragma once
 
+#include <deque>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "comm/transport.h"
 #include "config/parallel_config.h"
 #include "runtime/executor.h"
 #include "runtime/model_runner.h"
+#include "runtime/rank_disk.h"
 #include "runtime/worker.h"
 
 namespace fathom::runtime {
@@ -30,12 +34,14 @@ class LocalExecutor final : public Executor {
     comm::Transport* transport = nullptr;  // null: the only rank; outlives the executor
   };
   // `max_in_flight`: at most ModelRunner's, and 1 with several stages, whose first one needs tokens
-  // that the last one samples.
-  LocalExecutor(const config::ParallelConfig& parallel, std::vector<Rank> ranks, int max_in_flight);
+  // that the last one samples. `disk` keeps what the ranks' host slots are written to; null: there
+  // is none.
+  LocalExecutor(const config::ParallelConfig& parallel, std::vector<Rank> ranks, int max_in_flight,
+                std::unique_ptr<RankDisk> disk);
 
   // Has no errors.
   Status Start(std::span<const request::ScheduledBatch> batches) override;
-  // Of data ranks whose results another process has: empty ones.
+  // Of data ranks whose results another process has: what the disk here told, nothing else.
   Result<std::vector<request::StepResult>> Wait() override;
   int max_in_flight() const override { return max_in_flight_; }
 
@@ -48,6 +54,8 @@ class LocalExecutor final : public Executor {
   const size_t num_data_ranks_;
   const int max_in_flight_;
   std::vector<Device> devices_;
+  std::deque<std::span<const request::ScheduledBatch>> in_flight_;  // oldest first
+  std::unique_ptr<RankDisk> disk_;  // last: its threads use the ranks' host slots
 };
 
 }  // namespace fathom::runtime

@@ -3,16 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "runtime/logprobs.h"
 
 namespace fathom::runtime {
 namespace {
-
-// A step that has nothing to do but wait for the disk: new requests are seen after it.
-constexpr auto kStoreWait = std::chrono::milliseconds(5);
 
 // How many of a sequence's tokens this step are followed by a prompt token whose log-probability
 // was asked for. None when there is output already: then they have been reported, and the prompt
@@ -54,8 +50,7 @@ int NumMaskThreads() { return std::clamp(NumUsableCores() / 2, 1, 8); }
 
 Result<std::unique_ptr<ModelRunner>> ModelRunner::Make(const ModelRunnerOptions& options,
                                                        model::DeepSeekV4& model, KvCache kv_cache,
-                                                       device::Device& device,
-                                                       std::unique_ptr<kv_store::DiskStore> disk) {
+                                                       device::Device& device) {
   ASSIGN_OR_RETURN(auto stream, device.MakeStream());
   ASSIGN_OR_RETURN(auto logits,
                    LogitsBuffer::Make(options.max_logits_rows, options.vocab_size, device));
@@ -63,7 +58,7 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Make(const ModelRunnerOptions&
                                                      options.eos_token_ids, device));
   std::unique_ptr<ModelRunner> runner(new ModelRunner(options, model, std::move(kv_cache),
                                                       std::move(stream), std::move(logits),
-                                                      std::move(sampler), std::move(disk)));
+                                                      std::move(sampler)));
   for (auto& ended : runner->ended_) {
     ASSIGN_OR_RETURN(ended, device.MakeEvent());
   }
@@ -72,8 +67,7 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Make(const ModelRunnerOptions&
 
 ModelRunner::ModelRunner(const ModelRunnerOptions& options, model::DeepSeekV4& model,
                          KvCache kv_cache, std::unique_ptr<device::Stream> stream,
-                         LogitsBuffer logits, std::unique_ptr<DeviceSampler> device_sampler,
-                         std::unique_ptr<kv_store::DiskStore> disk)
+                         LogitsBuffer logits, std::unique_ptr<DeviceSampler> device_sampler)
     : sampling_(options.sampling),
       num_layers_(options.num_layers),
       num_experts_per_token_(options.num_experts_per_token),
@@ -84,8 +78,7 @@ ModelRunner::ModelRunner(const ModelRunnerOptions& options, model::DeepSeekV4& m
       logits_(std::move(logits)),
       sampler_(options.vocab_size, options.eos_token_ids, thread_pool_),
       device_sampler_(std::move(device_sampler)),
-      masks_(options.vocab_size, options.sampling == Sampling::kResults ? NumMaskThreads() : 0),
-      disk_(std::move(disk)) {}
+      masks_(options.vocab_size, options.sampling == Sampling::kResults ? NumMaskThreads() : 0) {}
 
 // Nothing that the device still uses may be freed; an error has been reported, or will be.
 ModelRunner::~ModelRunner() { (void)stream_->Synchronize(); }
@@ -131,7 +124,6 @@ Result<request::StepResult> ModelRunner::Collect() {
   steps_.pop_front();
   RETURN_IF_ERROR(NameStep(ended_[static_cast<size_t>(step.place)]->Wait(), *step.batch));
   RETURN_IF_ERROR(model_.Health());
-  RunStore(step.batch->transfers, step.result);
   for (size_t row = 0; row < step.on_device.size(); ++row) {
     const size_t i = step.on_device[row];
     device_sampler_->Read(step.place, row, *step.batch->sequences[i].request,
@@ -190,18 +182,6 @@ Status ModelRunner::SampleLate(Step& step, const request::StepResult& before) {
   RETURN_IF_ERROR(AddDeviceRows(step));
   RETURN_IF_ERROR(Sample(step));
   return ended_[static_cast<size_t>(step.place)]->Record(*stream_);
-}
-
-// The step has ended, and so have the copies into the host slots that the disk sees.
-void ModelRunner::RunStore(const request::KvTransfers& transfers, request::StepResult& result) {
-  if (disk_ == nullptr) return;
-  for (const request::KvStoreRequest& r : transfers.store) {
-    const bool has_slot = r.host_slot >= 0;
-    disk_->Submit(
-        r, has_slot ? kv_cache_.host_slot(r.record.kind, r.host_slot) : std::span<std::byte>());
-  }
-  if (transfers.wait_for_store) disk_->WaitForEvent(kStoreWait);
-  result.store_events = disk_->TakeEvents();
 }
 
 // Whether this rank chooses the sequence's token.

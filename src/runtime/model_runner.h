@@ -18,7 +18,6 @@
 
 #include "base/status.h"
 #include "device/device.h"
-#include "kv_store/disk_store.h"
 #include "model/model.h"
 #include "request/scheduled_batch.h"
 #include "runtime/device_batch.h"
@@ -50,10 +49,9 @@ struct ModelRunnerOptions {
 
 class ModelRunner {
  public:
-  // `disk` keeps what the cache's host slots are written to; null: there is none.
-  static Result<std::unique_ptr<ModelRunner>> Make(
-      const ModelRunnerOptions& options, model::DeepSeekV4& model, KvCache kv_cache,
-      device::Device& device, std::unique_ptr<kv_store::DiskStore> disk = nullptr);
+  static Result<std::unique_ptr<ModelRunner>> Make(const ModelRunnerOptions& options,
+                                                   model::DeepSeekV4& model, KvCache kv_cache,
+                                                   device::Device& device);
 
   ~ModelRunner();  // waits for what was launched
 
@@ -73,6 +71,9 @@ class ModelRunner {
   // Both: one step.
   Result<request::StepResult> Run(const request::ScheduledBatch& batch);
 
+  // For its host slots; any thread.
+  const KvCache& kv_cache() const { return kv_cache_; }
+
  private:
   struct Step {
     const request::ScheduledBatch* batch = nullptr;
@@ -87,11 +88,9 @@ class ModelRunner {
   };
   ModelRunner(const ModelRunnerOptions& options, model::DeepSeekV4& model, KvCache kv_cache,
               std::unique_ptr<device::Stream> stream, LogitsBuffer logits,
-              std::unique_ptr<DeviceSampler> device_sampler,
-              std::unique_ptr<kv_store::DiskStore> disk);
+              std::unique_ptr<DeviceSampler> device_sampler);
   Status LaunchStep(const request::ScheduledBatch& batch);
   Status RunForward(const request::ScheduledBatch& batch, Step& step);
-  void RunStore(const request::KvTransfers& transfers, request::StepResult& result);
   bool Samples(const request::ScheduledSequence& s) const;
   bool ReportsExperts(const request::ScheduledBatch& batch) const;
   void FillBatch(const request::ScheduledBatch& batch);
@@ -136,8 +135,6 @@ class ModelRunner {
     int32_t device_row = -1;
   };
   std::unordered_map<request::RequestId, Sampled> sampled_;
-  // Last: its threads use the cache's host slots.
-  std::unique_ptr<kv_store::DiskStore> disk_;
 };
 
 }  // namespace fathom::runtime

@@ -225,7 +225,9 @@ void Scheduler::ChargeSessions(const StepInFlight& step, const StepLoad& peers,
   }
 }
 
-void Scheduler::OnPeersStep(const StepLoad& peers, Duration step_time) {
+void Scheduler::OnPeersStep(const request::StepResult& result, Duration step_time,
+                            const StepLoad& peers) {
+  cache_.OnStoreEvents(result.store_events);
   ChargeSessions({}, peers, Seconds(step_time));
 }
 

@@ -102,7 +102,7 @@ class Scheduler {
   std::vector<SequenceOutput> Commit(const request::StepResult& result, Duration step_time,
                                      const StepLoad& peers = {});
   // In the place of a Commit, for a step in which this data rank had nothing to do.
-  void OnPeersStep(const StepLoad& peers, Duration step_time);
+  void OnPeersStep(const request::StepResult& result, Duration step_time, const StepLoad& peers);
 
   int num_running() const { return static_cast<int>(running_.size()); }
   int num_waiting() const { return static_cast<int>(waiting_.size()); }

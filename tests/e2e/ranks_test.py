@@ -1,6 +1,7 @@
 """A model spread over ranks answers as one rank does, to the last bit, in every layout."""
 
 import concurrent.futures
+import time
 
 import pytest
 
@@ -65,6 +66,41 @@ def test_a_request_can_name_its_data_rank(tmp_path):
             assert answer.status == 400 and "rank" in answer.error["message"], answer.text
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize("flags,num_stages", [
+    ("--tensor-parallel-size 2", 1), ("--pipeline-parallel-size 2", 2), ("--data-parallel-size 2", 1)])
+def test_prefixes_outlive_a_restart(flags, num_stages, tmp_path):
+    disk = ["--kv-disk-dir", str(tmp_path / "kv"), "--kv-host-size", "64M"]
+
+    def ask(server: ServerProcess) -> tuple[str, dict]:
+        answer = HttpClient(server.port).chat(messages=[{"role": "user", "content": "The fox runs over the hill. " * 80}],
+                                              max_tokens=40, temperature=0)
+        assert answer.status == 200, answer.text
+        return answer.json["choices"][0]["message"]["content"], answer.json["usage"]
+
+    def wait_until_on_disk(server: ServerProcess, num_tokens: int) -> None:
+        http = HttpClient(server.port)
+        for _ in range(600):
+            blocks, snapshots = (list((tmp_path / "kv").rglob(f"*.{kind}")) for kind in ("block", "snapshot"))
+            written = len(blocks) >= num_tokens // 256 * num_stages and len(snapshots) >= num_stages
+            if written and http.metric("fathom:kv_disk_bytes") == sum(f.stat().st_size for f in blocks + snapshots):
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"not on disk: {blocks + snapshots}")
+
+    server = start(tmp_path, *flags.split(), *disk)
+    content, usage = ask(server)
+    num_tokens = usage["prompt_tokens"]
+    assert num_tokens > 256
+    wait_until_on_disk(server, num_tokens)
+    assert server.stop() == 0
+    server = start(tmp_path, *flags.split(), *disk)
+    wait_until_on_disk(server, num_tokens)
+    again, usage = ask(server)
+    assert server.stop() == 0
+    assert again == content
+    assert usage["prompt_tokens_details"]["cached_tokens"] == (num_tokens - 1) // 256 * 256
 
 
 @pytest.mark.parametrize("flags,words", [

@@ -71,10 +71,10 @@ void PrefixHarness::Restart(PrefixCacheOptions options) {
       ASSERT_NE(mkdtemp(name.data()), nullptr);
       directory_ = name;
     }
-    auto disk =
-        kv_store::DiskStore::Open({.directory = directory_,
-                                   .content_name = "tiny",
-                                   .payload_bytes = {model_.layout.block_bytes, SnapshotBytes()}});
+    auto disk = kv_store::DiskStore::Open(
+        {.directory = directory_,
+         .parts = {
+             {.name = "tiny", .payload_bytes = {model_.layout.block_bytes, SnapshotBytes()}}}});
     ASSERT_TRUE(disk.ok()) << disk.status().message();
     disk_ = *std::move(disk);
     options.hash_key = disk_->key();
@@ -106,11 +106,12 @@ void PrefixHarness::RunTransfers() {
   if (disk_ == nullptr) return;
   ASSERT_TRUE(model_.stream->Synchronize().ok());
   for (const request::KvStoreRequest& r : transfers.store) {
-    disk_->Submit(r, r.host_slot < 0 ? std::span<std::byte>()
-                                     : memory_.host_slot(r.record.kind, r.host_slot));
+    std::vector<std::span<std::byte>> slots;
+    if (r.host_slot >= 0) slots.push_back(memory_.host_slot(r.record.kind, r.host_slot));
+    disk_->Submit(0, r, std::move(slots));
   }
   if (transfers.wait_for_store) disk_->WaitForEvent(std::chrono::milliseconds(20));
-  cache_->OnStoreEvents(disk_->TakeEvents());
+  cache_->OnStoreEvents(disk_->TakeEvents(0));
 }
 
 void PrefixHarness::Admit(Sequence& s) {
