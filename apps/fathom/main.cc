@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <fstream>
 #include <functional>
 #include <map>
 
@@ -308,6 +309,15 @@ void AddBenchModelOptions(CLI::App* command, ModelOptions* options) {
                     "GPUs add up with NCCL, or through host memory");
 }
 
+// What is measured for minutes can be written in the end.
+void AddOutputJson(CLI::App* command, std::string* path) {
+  command->add_option("--output-json,--json", *path, "write the results here")
+      ->check([](const std::string& given) {
+        const bool writable = std::ofstream(given, std::ios::app).good();
+        return writable ? "" : fmt::format("cannot write {}: {}", given, std::strerror(errno));
+      });
+}
+
 void AddBenchSteps(CLI::App* bench, const char* name, const char* help, bool has_profile,
                    StepBenchOptions* options, Status (*run_command)(const StepBenchOptions&),
                    Run* run) {
@@ -342,7 +352,7 @@ void AddBenchSteps(CLI::App* bench, const char* name, const char* help, bool has
     command->add_flag("--profile", options->profile,
                       "also the time of each operator, by its share of the roofline (GPU)");
   }
-  command->add_option("--output-json,--json", options->output_json, "write the results here");
+  AddOutputJson(command, &options->output_json);
   command->callback([=] { *run = [=] { return run_command(*options); }; });
 }
 
@@ -370,7 +380,7 @@ void AddBenchThroughput(CLI::App* bench, Run* run) {
       ->check(CLI::Range(0.0, 2.0));
   command->add_flag("--profile", options.profile,
                     "also what lies between two decode steps of all requests");
-  command->add_option("--output-json,--json", options.output_json, "write the results here");
+  AddOutputJson(command, &options.output_json);
   command->callback([run] { *run = [] { return RunBenchThroughput(options); }; });
 }
 
@@ -379,7 +389,7 @@ void AddBenchLoad(CLI::App* bench, Run* run) {
   CLI::App* command = bench->add_subcommand(
       "load", "From nothing to ready: the weights' way to the device, and its link's speed");
   AddBenchModelOptions(command, &options.model);
-  command->add_option("--output-json,--json", options.output_json, "write the results here");
+  AddOutputJson(command, &options.output_json);
   command->callback([run] { *run = [] { return RunBenchLoad(options); }; });
 }
 
@@ -440,12 +450,12 @@ int Main(int argc, char** argv) {
     app.parse(args);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    if (argc > 1 && argv[1][0] != '-' && app.get_subcommands().empty()) {
+    if (argc > 1 && app.get_subcommands().empty()) {
       fmt::print(stderr, "fathom: {} is not a command; see fathom --help\n", argv[1]);
       return 2;
     }
     const CLI::App* const bench = app.get_subcommand("bench");
-    if (bench->parsed() && bench->get_subcommands().empty() && argc > 2 && argv[2][0] != '-') {
+    if (bench->parsed() && bench->get_subcommands().empty() && argc > 2) {
       fmt::print(stderr, "fathom: bench {} is not a command; see fathom bench --help\n", argv[2]);
       return 2;
     }

@@ -72,6 +72,8 @@ def test_load_says_how_long_until_ready(tmp_path):
      "max_position_embeddings"),
     (["throughput"], 2, "model is required"),
     (["nothing"], 2, "bench nothing is not a command"),
+    (["--nothing"], 2, "bench --nothing is not a command"),
+    (["load", str(MODEL), "--json", "/dev/null/results.json"], 2, "cannot write /dev/null/results.json"),
 ])
 def test_what_cannot_be_measured_is_one_line(args, code, text):
     done = bench(*args)
