@@ -37,9 +37,11 @@ void RunPlans(std::string_view bytes) {
 void RunResults(std::string_view bytes) {
   RandomSteps steps(1);
   const RandomSteps::Step& step = steps.Next();
-  const size_t ranks[] = {0, 1};
+  const NodeReports reports{.result_ranks = {0, 1}, .num_disk_ranks = {2, 1}};
+  OpenStoreRequests open(reports);
+  open.Add(step.batches);
   std::vector<request::StepResult> results(2);
-  const Status status = DecodeResults(bytes, TestLimits(), ranks, step.batches, results);
+  const Status status = DecodeResults(bytes, TestLimits(), reports, step.batches, open, results);
   if (status.ok()) CHECK_EQ(results[1].sequences.size(), step.batches[1].sequences.size());
 }
 
