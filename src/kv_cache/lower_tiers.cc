@@ -123,11 +123,12 @@ void LowerTiers::TakeRequests(std::vector<KvStoreRequest>& out) {
   requests_.clear();
 }
 
-void LowerTiers::OnEvents(std::span<const KvStoreEvent> events, uint64_t time) {
+void LowerTiers::OnEvents(std::span<const KvStoreEvent> events, uint64_t time,
+                          std::vector<KvCopy>& copies) {
   for (const KvStoreEvent& event : stores_.Join(events)) {
     switch (event.kind) {
       case KvStoreEvent::Kind::kRead:
-        OnRead(event);
+        OnRead(event, copies);
         break;
       case KvStoreEvent::Kind::kWrite:
         OnWrite(event);
@@ -139,14 +140,14 @@ void LowerTiers::OnEvents(std::span<const KvStoreEvent> events, uint64_t time) {
         OnIndexed();
         break;
       case KvStoreEvent::Kind::kOff:
-        TurnDiskOff();
+        TurnDiskOff(copies);
         break;
     }
   }
   KeepDiskBudget();
 }
 
-void LowerTiers::OnRead(const KvStoreEvent& event) {
+void LowerTiers::OnRead(const KvStoreEvent& event, std::vector<KvCopy>& copies) {
   --num_reads_;
   PrefixNode* node = tree_.FindHash(event.record.hash);
   CHECK(node != nullptr);  // its host slot keeps it
@@ -162,6 +163,8 @@ void LowerTiers::OnRead(const KvStoreEvent& event) {
   DropHostSlot(*node, event.record.kind);
   ForgetOnDisk(*node, event.record.kind);
   DeleteOnDisk(event.record);  // what other ranks have of it
+  // It was computed meanwhile: a part that is being read is not written.
+  if (part.on_device()) WriteThrough(*node, event.record.kind, kNoSession, copies);
   tree_.Prune(node);
 }
 
@@ -237,12 +240,12 @@ void LowerTiers::KeepDiskBudget() {
   }
 }
 
-void LowerTiers::TurnDiskOff() {
+void LowerTiers::TurnDiskOff(std::vector<KvCopy>& copies) {
   disk_on_ = indexing_ = false;
   waiting_writes_.clear();
   for (const KvStoreRequest& r : std::exchange(requests_, {})) {
     KvStoreEvent failed{.record = r.record, .host_slot = r.host_slot};
-    if (r.kind == KvStoreRequest::Kind::kRead) OnRead(failed);
+    if (r.kind == KvStoreRequest::Kind::kRead) OnRead(failed, copies);
     if (r.kind == KvStoreRequest::Kind::kWrite) OnWrite(failed);
   }
   for (PrefixNode* node : tree_.Nodes()) {

@@ -52,7 +52,8 @@ class LowerTiers {
   // Asks for a part that is on disk only.
   void StartRead(PrefixNode& node, PartKind kind, uint64_t session);
 
-  void OnEvents(std::span<const request::KvStoreEvent> events, uint64_t time);
+  void OnEvents(std::span<const request::KvStoreEvent> events, uint64_t time,
+                std::vector<request::KvCopy>& copies);
   void TakeRequests(std::vector<request::KvStoreRequest>& out);
 
   // Nothing is left in either tier; what the disk is busy with goes when that is done.
@@ -83,11 +84,11 @@ class LowerTiers {
   void ForgetAfterClear(PrefixNode& node, PartKind kind);
   void KeepDiskBudget();
   void StartWrites();
-  void OnRead(const request::KvStoreEvent& event);
+  void OnRead(const request::KvStoreEvent& event, std::vector<request::KvCopy>& copies);
   void OnWrite(const request::KvStoreEvent& event);
   void OnFound(const request::KvStoreEvent& event, uint64_t time);
   void OnIndexed();
-  void TurnDiskOff();
+  void TurnDiskOff(std::vector<request::KvCopy>& copies);
   static request::KvRecord MakeRecord(const PrefixNode& node, PartKind kind);
 
   // Writes that the disk has at once; the rest wait, and lapse when their host copy is given up.

@@ -314,7 +314,7 @@ request::KvTransfers PrefixCache::TakeTransfers(bool idle) {
 }
 
 void PrefixCache::OnStoreEvents(std::span<const request::KvStoreEvent> events) {
-  if (!events.empty()) lower_.OnEvents(events, ++now_);
+  if (!events.empty()) lower_.OnEvents(events, ++now_, copies_);
 }
 
 bool PrefixCache::HasWork() const {

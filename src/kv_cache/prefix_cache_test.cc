@@ -356,6 +356,35 @@ TEST(PrefixCache, ComesBackFromDiskAfterARestart) {
   third.ExpectEmptyAfterClear();
 }
 
+TEST(PrefixCache, WhatWasComputedWhileTheDiskFailedToReadItIsWrittenAgain) {
+  Server server(TieredOptions());
+  const auto prompt = Tokens(1000, 55);
+  server.Ask(prompt, {1});
+  server.Settle();
+  const size_t num_records = server.memory.num_disk_records();
+  Server next(TieredOptions());
+  next.memory = server.memory;
+  next.memory.Restart();
+  next.RunTransfers();
+  TestSequence run = next.Make(prompt);
+  ASSERT_EQ(next.Admit(run), Outcome::kWait);
+  // The first block fails at once, the others when they have been computed.
+  std::vector<request::KvStoreEvent> failures;
+  for (const request::KvStoreRequest& read : next.cache.TakeTransfers(true).store) {
+    failures.push_back({.record = read.record, .host_slot = read.host_slot});
+  }
+  ASSERT_EQ(failures.size(), 4u) << "three blocks and a snapshot";
+  next.cache.OnStoreEvents({failures.data(), 1});
+  ASSERT_EQ(next.Admit(run), Outcome::kAdmitted);
+  EXPECT_EQ(run.num_computed, 0);
+  next.Prefill(run);
+  next.cache.OnStoreEvents({failures.data() + 1, 3});
+  next.Settle();
+  EXPECT_EQ(next.memory.num_disk_records(), num_records);
+  next.Release(run);
+  next.ExpectEmptyAfterClear();
+}
+
 TEST(PrefixCache, AnotherKeyFindsNothingOnDisk) {
   Server server(TieredOptions());
   const auto prompt = Tokens(1000, 60);
