@@ -7,7 +7,6 @@
 #include <fstream>
 #include <functional>
 
-#include "engine/testing.h"
 #include "engine/testing_disk.h"
 #include "engine/testing_ranks.h"
 
@@ -16,11 +15,6 @@ namespace {
 
 using config::ParallelConfig;
 namespace fs = std::filesystem;
-
-struct Answer {
-  std::vector<int32_t> token_ids;
-  int num_cached_tokens = 0;
-};
 
 class RanksDiskTest : public testing::Test {
  protected:
@@ -39,20 +33,11 @@ class RanksDiskTest : public testing::Test {
     engine_ = std::move(*engine);
   }
 
-  Answer Ask(int32_t token, int data_rank = 0) {
+  CachedAnswer Ask(int32_t token, int data_rank = 0) {
     request::Request request;
-    request.id = engine_->NextRequestId();
     request.prompt_token_ids.assign(700, token);
-    request.sampling.temperature = 0;
-    request.sampling.max_tokens = 20;
-    request.sampling.ignore_eos = true;
     request.data_rank = data_rank;
-    request.arrival = clock_.Now();
-    const auto sink = std::make_shared<CollectingSink>();
-    EXPECT_TRUE(engine_->Submit(std::move(request), sink).ok());
-    const request::TokenEvent last = sink->Wait();
-    EXPECT_EQ(last.finish_reason, request::FinishReason::kLength) << last.error.message();
-    return {sink->token_ids(), last.num_cached_tokens};
+    return Ask20(*engine_, std::move(request));
   }
 
   int64_t BytesOnDisk() const { return SumOfMetric(*metrics_, "fathom:kv_disk_bytes"); }
@@ -92,14 +77,14 @@ TEST_F(RanksDiskTest, WhatAllRanksWroteIsFoundAfterARestart) {
                  << " pipeline " << p.pipeline_parallel_size << " async " << async);
     directory_.Clear();
     Start(p, async);
-    std::vector<Answer> first;
+    std::vector<CachedAnswer> first;
     for (int d = 0; d < p.data_parallel_size; ++d) first.push_back(Ask(20 + d, d));
     const int num_parts = p.data_parallel_size * p.pipeline_parallel_size;
     WaitUntilWritten(static_cast<size_t>(3 * num_parts));
     Start(p, async);
     WaitUntilFound();
     for (int d = 0; d < p.data_parallel_size; ++d) {
-      const Answer again = Ask(20 + d, d);
+      const CachedAnswer again = Ask(20 + d, d);
       EXPECT_EQ(again.num_cached_tokens, 512);
       EXPECT_EQ(again.token_ids, first[static_cast<size_t>(d)].token_ids);
     }
@@ -110,17 +95,17 @@ TEST_F(RanksDiskTest, WhatAllRanksWroteIsFoundAfterARestart) {
 
 TEST_F(RanksDiskTest, TensorRanksFindWhatAnotherNumberOfThemWroteAndStagesDoNot) {
   Start({.tensor_parallel_size = 2});
-  const Answer first = Ask(20);
+  const CachedAnswer first = Ask(20);
   WaitUntilWritten(3);
   for (const int num_ranks : {1, 4, 2}) {
     Start({.tensor_parallel_size = num_ranks});
     WaitUntilFound();
-    const Answer again = Ask(20);
+    const CachedAnswer again = Ask(20);
     EXPECT_EQ(again.num_cached_tokens, 512);
     EXPECT_EQ(again.token_ids, first.token_ids);
   }
   Start({.pipeline_parallel_size = 2});
-  const Answer in_stages = Ask(20);
+  const CachedAnswer in_stages = Ask(20);
   EXPECT_EQ(in_stages.num_cached_tokens, 0);
   EXPECT_EQ(in_stages.token_ids, first.token_ids);
 }
@@ -136,7 +121,7 @@ void Damage(const fs::path& path, int64_t from_end) {
 TEST_F(RanksDiskTest, APartThatIsMissingOrWrongMakesAMissForAllRanksAndIsWrittenAgain) {
   const ParallelConfig parallel{.pipeline_parallel_size = 2};
   Start(parallel);
-  const Answer first = Ask(20);
+  const CachedAnswer first = Ask(20);
   WaitUntilWritten(6);
   // As another server wrote it.
   DiskDirectory other;
@@ -171,7 +156,7 @@ TEST_F(RanksDiskTest, APartThatIsMissingOrWrongMakesAMissForAllRanksAndIsWritten
       Start(parallel);
       const bool is_found = std::string_view(name) == "damaged";
       if (is_found) WaitUntilFound();
-      const Answer again = Ask(20);
+      const CachedAnswer again = Ask(20);
       EXPECT_EQ(again.num_cached_tokens, 0);
       EXPECT_EQ(again.token_ids, first.token_ids);
       WaitUntilWritten(6);
@@ -187,7 +172,7 @@ TEST_F(RanksDiskTest, APartThatIsMissingOrWrongMakesAMissForAllRanksAndIsWritten
 TEST_F(RanksDiskTest, ADiskThatFailsForOneRankIsOffForAllAndServingGoesOn) {
   const ParallelConfig parallel{.data_parallel_size = 2, .pipeline_parallel_size = 2};
   Start(parallel);
-  const Answer first = Ask(20, 1);
+  const CachedAnswer first = Ask(20, 1);
   WaitUntilWritten(6);
   // Files in the place of the folders that records go to.
   for (const fs::path& file : directory_.Records("stage-1-of-2-data-1")) {

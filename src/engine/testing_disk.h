@@ -1,4 +1,5 @@
-// What tests of the KV cache on disk share: a directory for it, and what a server says of it.
+// What tests of the KV cache on disk share: a directory for it, requests, and what a server says
+// of it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,6 +17,7 @@
 
 #include "base/metrics.h"
 #include "engine/make_engine.h"
+#include "engine/testing.h"
 
 namespace fathom::engine {
 
@@ -90,6 +92,25 @@ inline int64_t SumOfMetric(const MetricsRegistry& metrics, std::string_view name
     sum += std::stod(line.substr(line.rfind(' ')));
   }
   return static_cast<int64_t>(sum);
+}
+
+struct CachedAnswer {
+  std::vector<int32_t> token_ids;
+  int num_cached_tokens = 0;
+};
+
+// 20 tokens, greedy; `request` says whose.
+inline CachedAnswer Ask20(Engine& engine, request::Request request) {
+  request.id = engine.NextRequestId();
+  request.sampling.temperature = 0;
+  request.sampling.max_tokens = 20;
+  request.sampling.ignore_eos = true;
+  request.arrival = SystemClock().Now();
+  const auto sink = std::make_shared<CollectingSink>();
+  EXPECT_TRUE(engine.Submit(std::move(request), sink).ok());
+  const request::TokenEvent last = sink->Wait();
+  EXPECT_EQ(last.finish_reason, request::FinishReason::kLength) << last.error.message();
+  return {sink->token_ids(), last.num_cached_tokens};
 }
 
 inline void WaitUntil(const std::function<bool()>& done) {

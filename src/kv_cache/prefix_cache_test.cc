@@ -69,6 +69,11 @@ class Server {
             .max_cached_tokens = run.max_cached_tokens};
   }
 
+  // With the disk of one that ended.
+  void RestartAfter(const Server& ended) {
+    memory = ended.memory;
+    memory.Restart();
+  }
   void RunTransfers() {
     memory.Run(cache.TakeTransfers(true));
     cache.OnStoreEvents(memory.TakeEvents());
@@ -342,15 +347,13 @@ TEST(PrefixCache, ComesBackFromDiskAfterARestart) {
   server.Settle();
   EXPECT_GT(server.memory.num_disk_records(), 12u);
   Server next(TieredOptions());
-  next.memory = server.memory;
-  next.memory.Restart();
+  next.RestartAfter(server);
   next.RunTransfers();
   EXPECT_EQ(next.Ask(Concat(prompt, Tokens(200, 52)), {1}), 2816);
   EXPECT_EQ(next.cache.stats().disk_hit_tokens, 2816u);
   // The end of the answer was written, too.
   Server third(TieredOptions());
-  third.memory = server.memory;
-  third.memory.Restart();
+  third.RestartAfter(server);
   third.RunTransfers();
   EXPECT_EQ(third.Ask(Concat(Concat(prompt, Tokens(300, 51)), {3}), {1}), 3072);
   third.ExpectEmptyAfterClear();
@@ -363,8 +366,7 @@ TEST(PrefixCache, WhatWasComputedWhileTheDiskFailedToReadItIsWrittenAgain) {
   server.Settle();
   const size_t num_records = server.memory.num_disk_records();
   Server next(TieredOptions());
-  next.memory = server.memory;
-  next.memory.Restart();
+  next.RestartAfter(server);
   next.RunTransfers();
   TestSequence run = next.Make(prompt);
   ASSERT_EQ(next.Admit(run), Outcome::kWait);
@@ -393,8 +395,7 @@ TEST(PrefixCache, AnotherKeyFindsNothingOnDisk) {
   PrefixCacheOptions options = TieredOptions();
   options.hash_key[3] = 9;
   Server next(options);
-  next.memory = server.memory;
-  next.memory.Restart();
+  next.RestartAfter(server);
   next.RunTransfers();
   EXPECT_EQ(next.Ask(prompt, {1}), 0);
 }
@@ -429,8 +430,7 @@ TEST(PrefixCache, ADiskThatBreaksTakesWhatOnlyItHadAlong) {
   server.Ask(prompt, {1});
   server.Settle();
   Server next(TieredOptions());
-  next.memory = server.memory;
-  next.memory.Restart();
+  next.RestartAfter(server);
   next.RunTransfers();
   EXPECT_GT(next.cache.stats().disk_bytes_used, 0);
   next.memory.BreakDisk();
@@ -463,8 +463,7 @@ TEST(PrefixCache, AResetForgetsWhatTheDiskHasNotToldYet) {
   server.Ask(prompt, {1});
   server.Settle();
   Server next(TieredOptions());
-  next.memory = server.memory;
-  next.memory.Restart();
+  next.RestartAfter(server);
   next.cache.Clear();
   next.Settle();
   EXPECT_EQ(next.Ask(prompt, {1}), 0);
