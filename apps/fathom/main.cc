@@ -306,7 +306,7 @@ void AddBenchModelOptions(CLI::App* command, ModelOptions* options) {
       ->check(CLI::Range(1, 1000));
   AddParallelOptions(command, &options->parallel);
   command->add_flag("--disable-custom-all-reduce", options->disable_custom_all_reduce,
-                    "GPUs add up with NCCL, or through host memory");
+                    "GPUs gather with NCCL, or through host memory");
 }
 
 // What is measured for minutes can be written in the end.
