@@ -348,6 +348,11 @@ void AddBenchSteps(CLI::App* bench, const char* name, const char* help, bool has
       ->add_option("--num-iters-warmup", options->num_iters_warmup,
                    "runs before those that count (default 1)")
       ->check(CLI::Range(0, 1 << 20));
+  command
+      ->add_option("--only-rank", options->model.only_rank,
+                   "of --tensor-parallel-size N run this rank alone, 0 to N - 1, on one GPU, "
+                   "without its exchanges: what the others would send is made up")
+      ->check(CLI::Range(0, 1023));
   if (has_profile) {
     command->add_flag("--profile", options->profile,
                       "also the time of each operator, by its share of the roofline (GPU)");

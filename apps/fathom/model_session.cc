@@ -82,9 +82,14 @@ Result<std::string> NameOfConfig(const ModelSession& session, const std::string&
 
 // The ranks of this process: devices, and transports to all others.
 Status OpenRanks(const ModelOptions& options, ModelSession& session) {
+  session.parallel = options.parallel;
+  if (options.only_rank) {
+    ASSIGN_OR_RETURN(session.ranks, OpenDevices(options, 1, 0));
+    session.ranks.front().place = PlaceOf(options.parallel, *options.only_rank);
+    return OkStatus();
+  }
   ASSIGN_OR_RETURN(const std::string name, NameOfConfig(session, options.model));
   ASSIGN_OR_RETURN(JoinedNodes joined, JoinNodes(options, name));
-  session.parallel = options.parallel;
   session.nodes = std::move(joined.group);
   ASSIGN_OR_RETURN(session.ranks,
                    OpenDevices(options, joined.num_local_ranks, joined.local_device.value_or(0)));

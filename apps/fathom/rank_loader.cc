@@ -147,6 +147,12 @@ Result<std::vector<Partners>> JoinGpus(const ModelOptions& options,
                                        const std::vector<SessionRank>& ranks) {
   std::vector<Partners> partners(ranks.size());
   if (options.parallel.world_size() == 1 || ranks.front().gpu < 0) return partners;
+  if (options.only_rank) {
+    ASSIGN_OR_RETURN(partners[0].collectives,
+                     comm::MakeLoneRank(*options.only_rank, options.parallel.tensor_parallel_size,
+                                        ranks.front().gpu, GroupOptions(options, model_options)));
+    return partners;
+  }
   std::vector<int> gpus;
   for (const SessionRank& rank : ranks) gpus.push_back(rank.gpu);
   device::ReachEachOther(gpus);
@@ -215,7 +221,9 @@ Result<std::vector<SessionRank>> OpenGpus(const ModelOptions& options, int num_r
 
 Result<std::vector<SessionRank>> OpenDevices(const ModelOptions& options, int num_ranks,
                                              int first_gpu) {
-  if (options.device == DeviceChoice::kCuda) return OpenGpus(options, num_ranks, first_gpu);
+  if (options.device == DeviceChoice::kCuda || options.only_rank) {
+    return OpenGpus(options, num_ranks, first_gpu);
+  }
   if (options.device == DeviceChoice::kAuto && options.numerics != config::Numerics::kFp32) {
     auto gpus = OpenGpus(options, num_ranks, first_gpu);
     const bool is_meant = options.parallel.world_size() > 1 && device::CountGpus() > 0;

@@ -33,8 +33,8 @@ struct LoadTimes {
 };
 
 // A device for each of `num_ranks` ranks: GPUs from number `first_gpu` on, or equal parts of the
-// CPU's threads. kInvalidArgument: --device, --numerics and the layout contradict each other;
-// kDevice: too few GPUs.
+// CPU's threads; a rank without its others has a GPU. kInvalidArgument: --device, --numerics and
+// the layout contradict each other; kDevice: too few GPUs.
 Result<std::vector<SessionRank>> OpenDevices(const ModelOptions& options, int num_ranks,
                                              int first_gpu);
 

@@ -31,6 +31,7 @@ struct ModelOptions {
   config::ParallelConfig parallel;
   LaunchFlags launch;
   bool disable_custom_all_reduce = false;
+  std::optional<int> only_rank;     // of the tensor ranks, for benchmarks: the others do not exist
   std::string cluster_secret_file;  // empty: the environment has the secret
   int num_hidden_layers = 0;  // 0: the model's; fewer, the first ones, with dummy weights only
   uint64_t seed = 0;          // of dummy weights, and of requests that bring none

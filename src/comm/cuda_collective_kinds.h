@@ -1,4 +1,5 @@
-// The three kinds of CudaCollectives, one object a rank. cuda_group.h makes them.
+// The three kinds of CudaCollectives, one object a rank. cuda_group.h makes them, and a rank that
+// is alone.
 #pragma once
 
 #include <memory>
@@ -28,6 +29,9 @@ Result<std::shared_ptr<CudaCollectives>> MakeHostCollectives(std::shared_ptr<Tra
                                                              int gpu,
                                                              const CudaGroupOptions& options);
 Result<CudaGroup> MakeHostGroup(std::span<const int> gpus, const CudaGroupOptions& options);
+
+// kDevice: more than kernels::kMaxPeers.
+Status CheckGroupSize(int size);
 
 // kOutOfMemory.
 Status NoRoomOnGpu(int gpu, int64_t bytes);

@@ -24,6 +24,12 @@ bool AllReachAll(std::span<const int> gpus) {
 
 }  // namespace
 
+Status CheckGroupSize(int size) {
+  if (size <= kernels::kMaxPeers) return OkStatus();
+  return DeviceError(
+      fmt::format("{} GPUs are to be tensor ranks: at most {} can", size, kernels::kMaxPeers));
+}
+
 Status NoRoomOnGpu(int gpu, int64_t bytes) {
   return OutOfMemory(
       fmt::format("cannot allocate {} bytes on GPU {} for what ranks exchange (less with a smaller "
@@ -43,10 +49,7 @@ Result<CudaGroup> MakeHostGroup(std::span<const int> gpus, const CudaGroupOption
 
 Result<std::vector<std::shared_ptr<CudaCollectives>>> MakeCudaGroup(
     std::span<const int> gpus, const CudaGroupOptions& options) {
-  if (gpus.size() > kernels::kMaxPeers) {
-    return DeviceError(fmt::format("{} GPUs are to be tensor ranks: at most {} can", gpus.size(),
-                                   kernels::kMaxPeers));
-  }
+  RETURN_IF_ERROR(CheckGroupSize(static_cast<int>(gpus.size())));
   const std::string topology = device::DescribeTopology(gpus, device::ProbePeerLink);
   const bool reachable = AllReachAll(gpus);
   if (options.custom_all_reduce && reachable) {

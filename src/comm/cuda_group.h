@@ -32,6 +32,11 @@ struct CudaGroupOptions {
 Result<std::vector<std::shared_ptr<CudaCollectives>>> MakeCudaGroup(
     std::span<const int> gpus, const CudaGroupOptions& options);
 
+// One of `size` ranks without the others, for benchmarks: it exchanges nothing and waits for
+// nobody, and reads made-up values where others would have written. kDevice, kOutOfMemory.
+Result<std::shared_ptr<CudaCollectives>> MakeLoneRank(int rank, int size, int gpu,
+                                                      const CudaGroupOptions& options);
+
 struct CudaExpertOptions {
   int64_t hidden = 0;
   int num_chosen = 0;      // experts of a token

@@ -7,6 +7,10 @@ Result<std::vector<std::shared_ptr<CudaCollectives>>> MakeCudaGroup(std::span<co
   return DeviceError("this binary was built without CUDA: use --device cpu");
 }
 
+Result<std::shared_ptr<CudaCollectives>> MakeLoneRank(int, int, int, const CudaGroupOptions&) {
+  return DeviceError("this binary was built without CUDA: use --device cpu");
+}
+
 Result<std::vector<std::shared_ptr<CudaExpertRanks>>> MakeCudaExpertRanks(
     std::span<const int>, const CudaExpertOptions&) {
   return DeviceError("this binary was built without CUDA: use --device cpu");

@@ -1,5 +1,7 @@
 #include <cuda_runtime.h>
 
+#include <cstddef>
+
 #include "base/check.h"
 #include "model/dummy_values.h"
 
@@ -35,11 +37,19 @@ __device__ uint32_t Word(DummyKind kind, uint32_t random, int limit) {
   return 0;
 }
 
-__global__ void FillKernel(DummyKind kind, uint32_t* data, int64_t words, uint32_t seed,
+__global__ void FillKernel(DummyKind kind, std::byte* data, int64_t bytes, uint32_t seed,
                            int limit) {
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < words;
+  const bool is_aligned = reinterpret_cast<uintptr_t>(data) % 4 == 0;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i * 4 < bytes;
        i += int64_t{gridDim.x} * blockDim.x) {
-    data[i] = Word(kind, Hash(static_cast<uint64_t>(i), seed), limit);
+    const uint32_t word = Word(kind, Hash(static_cast<uint64_t>(i), seed), limit);
+    if (is_aligned && i * 4 + 4 <= bytes) {
+      reinterpret_cast<uint32_t*>(data)[i] = word;
+      continue;
+    }
+    for (int64_t b = 0; b < 4 && i * 4 + b < bytes; ++b) {
+      data[i * 4 + b] = static_cast<std::byte>(word >> 8 * b);
+    }
   }
 }
 
@@ -48,8 +58,8 @@ __global__ void FillKernel(DummyKind kind, uint32_t* data, int64_t words, uint32
 void FillDummy(DummyKind kind, std::byte* data, int64_t bytes, uint32_t seed, int limit,
                device::Stream& stream) {
   if (bytes == 0) return;
-  FillKernel<<<2048, 256, 0, static_cast<cudaStream_t>(stream.native_handle())>>>(
-      kind, reinterpret_cast<uint32_t*>(data), (bytes + 3) / 4, seed, limit);
+  FillKernel<<<2048, 256, 0, static_cast<cudaStream_t>(stream.native_handle())>>>(kind, data, bytes,
+                                                                                  seed, limit);
   CHECK_EQ(cudaGetLastError(), cudaSuccess);
 }
 

@@ -10,7 +10,7 @@ namespace fathom::model {
 
 enum class DummyKind { kFp8, kFp4, kBf16, kF32, kFp8Scale, kFp4Scale, kOnesBf16, kExpertIds };
 
-// `bytes` of values; for kExpertIds, int32 below `limit`.
+// `bytes` of values, at any place; for kExpertIds, int32 below `limit`.
 void FillDummy(DummyKind kind, std::byte* data, int64_t bytes, uint32_t seed, int limit,
                device::Stream& stream);
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 
 #include "apps/fathom/bench/bench.h"
 #include "apps/fathom/bench/latency_result.h"
@@ -191,6 +192,26 @@ class CaseBench {
   ExpertCounts decode_experts_;
 };
 
+// Only tensor ranks run the same with and without others: data ranks run the tokens that others
+// send, stages wait for the one before.
+Status CheckOnlyRank(const ModelOptions& model) {
+  if (!model.only_rank) return OkStatus();
+  const int size = model.parallel.tensor_parallel_size;
+  if (size == 1 || model.parallel.world_size() != size) {
+    return InvalidArgument(
+        "--only-rank goes with --tensor-parallel-size of 2 or more, without data ranks and stages");
+  }
+  if (*model.only_rank >= size) {
+    return InvalidArgument(
+        fmt::format("--only-rank {}: --tensor-parallel-size {} has ranks 0 to {}", *model.only_rank,
+                    size, size - 1));
+  }
+  if (model.device == DeviceChoice::kCpu) {
+    return InvalidArgument("--only-rank runs on a GPU: not with --device cpu");
+  }
+  return OkStatus();
+}
+
 Status Check(const StepBenchOptions& options) {
   if (options.output_len == 0 && options.prefill_len == 0) {
     return InvalidArgument("--output-len 0 with --prefill-len 0 leaves nothing to run");
@@ -198,7 +219,7 @@ Status Check(const StepBenchOptions& options) {
   if (options.profile && options.model.device == DeviceChoice::kCpu) {
     return InvalidArgument("operators are timed on a GPU only: not with --device cpu");
   }
-  return OkStatus();
+  return CheckOnlyRank(options.model);
 }
 
 // Limits that the cases need and no more: what the workspace does not take, the KV cache may.
@@ -226,7 +247,11 @@ Status RunCases(const StepBenchOptions& options, bool merge_layer_kinds) {
     return InvalidArgument("operators are timed on a GPU only; this is " + session.device().name());
   }
   const size_t num_ranks = session.ranks.size();
-  fmt::print("{}, {} layers, on {}{}\n", options.model.model, session.config.num_layers,
+  const std::optional<int>& only_rank = options.model.only_rank;
+  fmt::print("{}, {} layers{}, on {}{}\n", options.model.model, session.config.num_layers,
+             only_rank ? fmt::format(", rank {} of {} without the others and their exchanges",
+                                     *only_rank, session.parallel.tensor_parallel_size)
+                       : "",
              num_ranks > 1 ? fmt::format("{} x ", num_ranks) : "", session.device().name());
   json::Value results = json::Value::Array();
   for (const Case& c : cases) {
@@ -240,6 +265,7 @@ Status RunCases(const StepBenchOptions& options, bool merge_layer_kinds) {
   out.Set("model", json::Value::String(options.model.model));
   out.Set("num_hidden_layers", json::Value::Number(int64_t{session.config.num_layers}));
   out.Set("num_devices", json::Value::Number(static_cast<int64_t>(num_ranks)));
+  if (only_rank) out.Set("only_rank", json::Value::Number(int64_t{*only_rank}));
   out.Set("device", json::Value::String(session.device().name()));
   out.Set("cases", std::move(results));
   return WriteJson(options.output_json, out);

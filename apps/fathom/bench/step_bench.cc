@@ -208,7 +208,7 @@ Result<ExpertCounts> StepBench::CountExperts(const model::StepShape& shape, int 
   std::vector<std::vector<int32_t>> ids(views.size());
   for (size_t rank = 0; rank < views.size(); ++rank) {
     const SessionRank& own = session_.ranks[rank];
-    if (own.place.tensor != 0) continue;
+    if (own.place.tensor != session_.ranks.front().place.tensor) continue;
     ids[rank].resize(views[rank].token_ids.size() * static_cast<size_t>(own.config.num_layers) *
                      static_cast<size_t>(own.config.num_experts_per_token));
     views[rank].expert_ids = ids[rank];
