@@ -2,8 +2,9 @@
 // 8 heads and a split of the keys, 64 at a time: keys (in shared memory as BF16) are the rows of
 // mma, heads its columns; a warp scores 16 keys over half the columns, turns one head's scores into
 // probabilities, and adds up 64 output columns. The splits of a token and its 8 heads are a
-// cluster, which adds its parts through distributed shared memory in the order of its ranks. Keys
-// of earlier launches than the last are fetched before the wait. Device code only.
+// cluster, which adds its parts through distributed shared memory in the order of its ranks. A tile
+// is fetched while the one before is added up, the first before the wait where
+// earlier launches than the last wrote it. Device code only.
 #pragma once
 
 #include "kernels/launch.cuh"
@@ -19,7 +20,7 @@ inline constexpr int kDecodeHeads = 8;       // of a block, one a warp at times
 inline constexpr int kMaxDecodeSplits = 16;  // blocks of a cluster
 inline constexpr int kSplitGranule = 8;      // keys
 // Of keys a split: with more, attention_sm90.cuh is faster.
-inline constexpr int kMaxDecodeTiles = 2;
+inline constexpr int kMaxDecodeTiles = 9;
 
 struct DecodeShared {
   uint8_t keys[kKeyTileBytes];             // the block's part of the sums at the end
@@ -71,11 +72,8 @@ class DecodeAttention {
     const int num_tiles = (end - first + kKeyTile - 1) / kKeyTile;
     const int row = static_cast<int>(threadIdx.x) / 4, lane = static_cast<int>(threadIdx.x) % 4;
     const uint32_t tile = SharedAddress(s_.keys);
-    const auto bring = [&](int i) {
-      KeyRow key;
-      key.Fetch(BytesOf(first + i * kKeyTile + row, end), lane);
-      key.Place(tile, row, lane);
-    };
+    KeyRow key;
+    const auto fetch = [&](int i) { key.Fetch(BytesOf(first + i * kKeyTile + row, end), lane); };
     // Before the wait: what the last launch has not written, and all that can be done with it.
     const bool early = first + row < keys_.num_early();
     const AngleQuad angles = LoadAngles();
@@ -89,14 +87,18 @@ class DecodeAttention {
         AllowSuccessor();
         LoadHead(q);
       }
-      if (early == (after == 0)) bring(0);
+      if (early == (after == 0)) {
+        fetch(0);
+        key.Place(tile, row, lane);
+      }
     }
     PrepareHead(q, angles);
     for (int i = 0; i < num_tiles; ++i) {
       if (i > 0) {
         __syncthreads();  // all are done with the tile before
-        bring(i);
+        key.Place(tile, row, lane);
       }
+      if (i + 1 < num_tiles) fetch(i + 1);  // on its way while this tile is added up
       __syncthreads();
       Score(tile);
       __syncthreads();
@@ -187,7 +189,7 @@ class DecodeAttention {
     const uint32_t key = warp_ % 4 * 16 + lane_ % 16;
     const uint32_t half = warp_ / 4, group = lane_ / 8;
     float d[2][4] = {};
-#pragma unroll
+#pragma unroll 4  // all at once do not fit beside the next tile's keys
     for (uint32_t k = 0; k < kHeadDim / 2 / 32; ++k) {
       const uint32_t chunk = half * 32 + k * 4;  // of 8 columns
       uint32_t a[2][4], b[4];
