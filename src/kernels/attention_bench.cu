@@ -62,7 +62,8 @@ class Layer {
   Layer(Bench& bench, const Model& model, const Step& step)
       : bench_(bench), model_(model), step_(step), tokens_(step.num_seqs * step.tokens_per_seq) {
     const int end = step.num_computed + step.tokens_per_seq;
-    batch_.max_blocks = end / 256 + 1;
+    batch_.max_blocks = 16;  // tables as wide as the engine's
+    while (batch_.max_blocks < end / 256 + 1) batch_.max_blocks *= 2;
     batch_.max_window_pages = (step.tokens_per_seq + 127) / 64 + 2;
     batch_.num_seqs = step.num_seqs, batch_.num_tokens = tokens_;
     std::vector<int32_t> cu{0}, computed, seq, positions, blocks, pages, first, slots;
@@ -242,7 +243,8 @@ int Run(const char* what) {
   };
   if (chosen("decode")) {
     for (const int seqs : {1, 2, 4, 8, 16, 32, 64, 128}) all(kFlash, {seqs, 1, 4096});
-    for (const int context : {131072, 1048000}) all(kFlash, {1, 1, context});
+    for (const int context : {131072, 262144, 1048000}) all(kFlash, {1, 1, context});
+    all(kFlash, {8, 1, 131072});
     for (const int seqs : {1, 32}) all(kPro, {seqs, 1, 4096});
   }
   if (chosen("ranks")) {

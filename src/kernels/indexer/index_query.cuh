@@ -12,6 +12,10 @@ namespace fathom::kernels {
 // FP4 blocks are folded into FP8 relative to the largest: 6 * 2^6 = 384 is the largest code.
 inline constexpr int kFoldTop = 6;
 
+// Codes of queries and keys lie in a row of 128 bytes so that a thread of wgmma can hold 32
+// adjacent ones of a key as operands (wgmma.cuh): 16-byte chunk c has, of each 32, the c-th four.
+// Sums of a dot product are made in this order in every step.
+
 // Queries as the score kernel reads them. A token has kHeads rows (8 or 64), zero past num_heads.
 struct IndexQueries {
   uint8_t* codes = nullptr;  // [num_tokens * kHeads, 128] FP8, 8-row groups of swizzled rows
@@ -121,9 +125,15 @@ __device__ inline IndexQueryRow MakeIndexQuery(const CudaIndexSelectParams& p, i
   return row;
 }
 
-// Of the lane's codes in rows of 128 bytes, 8-row groups, swizzled.
-__device__ __forceinline__ int64_t QueryOffset(int64_t row, int lane) {
-  return row / 8 * 1024 + row % 8 * 128 + ((lane % kQueryLanes) ^ (row % 8)) * 16;
+// The lane's codes into rows of 128 bytes, 8-row groups, swizzled.
+__device__ __forceinline__ void StoreQueryCodes(uint8_t* rows, int64_t row, int lane,
+                                                const uint4& codes) {
+  uint8_t* const to = rows + row / 8 * 1024 + row % 8 * 128 + lane % kQueryLanes / 2 * 4;
+  const int chunk = lane % 2 * 4, swizzle = static_cast<int>(row % 8);
+  *reinterpret_cast<uint32_t*>(to + (chunk ^ swizzle) * 16) = codes.x;
+  *reinterpret_cast<uint32_t*>(to + ((chunk + 1) ^ swizzle) * 16) = codes.y;
+  *reinterpret_cast<uint32_t*>(to + ((chunk + 2) ^ swizzle) * 16) = codes.z;
+  *reinterpret_cast<uint32_t*>(to + ((chunk + 3) ^ swizzle) * 16) = codes.w;
 }
 
 }  // namespace fathom::kernels

@@ -3,6 +3,7 @@
 // Keys are the rows of wgmma, the heads of the tokens its columns. Device code only.
 #pragma once
 
+#include "kernels/aligned_shared.cuh"
 #include "kernels/gemm/wgmma.cuh"
 #include "kernels/indexer/index_keys.cuh"
 #include "kernels/launch.cuh"
@@ -161,8 +162,7 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
     IndexScoreKernel(const __grid_constant__ IndexScoreParams p) {
   extern __shared__ uint8_t dynamic[];
   using Shared = IndexScoreShared<kHeads, kTokens>;
-  auto& shared =
-      *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(dynamic) + 1023) / 1024 * 1024);
+  auto& shared = AlignedShared<Shared>(dynamic);
   constexpr int kRows = kScoreGroups * kTokens * kHeads;
   const int first = p.first_token + blockIdx.y * kScoreGroups * kTokens;
   const int end = min(first + kScoreGroups * kTokens, p.first_token + p.num_tokens);

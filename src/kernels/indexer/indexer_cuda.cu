@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kQueryThreads)
   }
   const IndexQueryRow query = MakeIndexQuery(p, token, static_cast<int>(first % head_rows),
                                              LoadIndexAngles(p, token, lane), lane);
-  *reinterpret_cast<uint4*>(out.codes + QueryOffset(row, lane)) = query.codes;
+  StoreQueryCodes(out.codes, row, lane, query.codes);
   if (lane % kQueryLanes == 0) out.weights[row] = query.weight;
 }
 
@@ -107,12 +107,16 @@ void SelectDecode(const CudaIndexSelectParams& p, float* scores, device::Stream&
                             std::min(kEntriesOfOneBlock, tiles * kIndexTile));
   params.shared_entries = std::min(most, kMaxSharedEntries);
   params.part_words = most / 32;
+  const int page_bytes = IndexPageBytes(p.dtype);
+  params.stages =
+      std::clamp((most / kIndexTile + kDecodeGroups - 1) / kDecodeGroups, 1,
+                 p.dtype == IndexKeyDType::kFp4 ? kMaxSelectStages : kMaxSelectStages / 2);
   params.counters = reinterpret_cast<SelectCounters*>(p.counters);
   params.exchange = reinterpret_cast<SelectPart*>(p.workspace);
   const auto kernel = p.dtype == IndexKeyDType::kFp4 ? SelectDecodeKernel<IndexKeyDType::kFp4>
                                                      : SelectDecodeKernel<IndexKeyDType::kFp8>;
   LaunchKernel(kernel, dim3(parts, num_tokens), kSelectThreads,
-               sizeof(SelectDecodeShared) + 1024 +
+               sizeof(SelectDecodeShared) + 1024 + kDecodeGroups * params.stages * page_bytes +
                    (params.part_words + params.shared_entries) * sizeof(float),
                stream, params);
 }

@@ -3,10 +3,11 @@
 // mma, heads its columns; a warp scores 16 keys over half the columns, turns one head's scores into
 // probabilities, and adds up 64 output columns. The splits of a token and its 8 heads are a
 // cluster, which adds its parts through distributed shared memory in the order of its ranks. A tile
-// is fetched while the one before is added up, the first before the wait where
-// earlier launches than the last wrote it. Device code only.
+// is fetched while the one before is added up, the first before the wait where earlier launches
+// than the last wrote it. Device code only.
 #pragma once
 
+#include "kernels/aligned_shared.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/mma.cuh"
 #include "kernels/sm90.cuh"
@@ -20,7 +21,7 @@ inline constexpr int kDecodeHeads = 8;       // of a block, one a warp at times
 inline constexpr int kMaxDecodeSplits = 16;  // blocks of a cluster
 inline constexpr int kSplitGranule = 8;      // keys
 // Of keys a split: with more, attention_sm90.cuh is faster.
-inline constexpr int kMaxDecodeTiles = 9;
+inline constexpr int kMaxDecodeTiles = 2;
 
 struct DecodeShared {
   uint8_t keys[kKeyTileBytes];             // the block's part of the sums at the end
@@ -281,8 +282,7 @@ class DecodeAttention {
 __global__ void __launch_bounds__(kDecodeThreads, 2)
     DecodeAttentionKernel(const __grid_constant__ CudaSparseAttentionParams p) {
   extern __shared__ uint8_t dynamic[];
-  auto& shared =
-      *reinterpret_cast<DecodeShared*>((reinterpret_cast<uintptr_t>(dynamic) + 1023) / 1024 * 1024);
+  auto& shared = AlignedShared<DecodeShared>(dynamic);
   const int split = blockIdx.x, splits = gridDim.x, token = blockIdx.z;
   const TokenKeys keys(p, token);
   if (keys.is_padding()) {

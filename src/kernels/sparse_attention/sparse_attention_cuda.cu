@@ -3,6 +3,7 @@
 // it writes the output, with more a second kernel adds the parts up.
 #include <algorithm>
 
+#include "kernels/aligned_shared.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/sparse_attention/attention_decode.cuh"
 #include "kernels/sparse_attention/attention_sm90.cuh"
@@ -65,8 +66,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     SparseAttentionKernel(const __grid_constant__ CudaSparseAttentionParams p, int head_tiles,
                           Parts parts) {
   extern __shared__ uint8_t dynamic[];
-  auto& shared = *reinterpret_cast<AttentionShared*>((reinterpret_cast<uintptr_t>(dynamic) + 1023) /
-                                                     1024 * 1024);
+  auto& shared = AlignedShared<AttentionShared>(dynamic);
   const int token = blockIdx.x / head_tiles, first_head = blockIdx.x % head_tiles * kHeadTile;
   const int split = blockIdx.y, max_splits = gridDim.y;
   if (threadIdx.x == 0) {
@@ -156,7 +156,9 @@ int DecodeSplits(const CudaSparseAttentionParams& p) {
   if (p.ratio == 128) keys += p.batch.max_blocks * p.compressed.entries_per_page;
   int splits = kMaxDecodeSplits;
   while (splits > 1 && blocks * splits > kTargetBlocks) splits /= 2;
-  const bool few = blocks * splits <= kTargetBlocks && keys <= splits * kMaxDecodeTiles * kKeyTile;
+  // Block tables are up to twice as wide as the context needs: then a tile more may be counted.
+  const int max_tiles = kMaxDecodeTiles + (p.ratio == 128 ? 1 : 0);
+  const bool few = blocks * splits <= kTargetBlocks && keys <= splits * max_tiles * kKeyTile;
   // No more than give every split a tile: parts cost time to add up.
   while (splits > 1 && keys <= splits / 2 * kKeyTile) splits /= 2;
   return few ? splits : 0;
