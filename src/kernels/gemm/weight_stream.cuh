@@ -63,6 +63,7 @@ class WeightStream {
   static constexpr int kXBytes = kXTiles * kXTileBytes;
   static constexpr int kSent = std::min(kN, 64);  // tokens at a time
   static constexpr int kInfos = kStages + 2;  // the most items of a block at a time, and one more
+  static constexpr int kScales = 2 * kFullBlocks;  // of the weights of a stage
 
   struct Shared {
     alignas(1024) std::byte x[kStages][kXBytes];
@@ -86,7 +87,7 @@ class WeightStream {
   __device__ void Init() {
     if (threadIdx.x == 0) {
       for (int i = 0; i < kStages; ++i) {
-        BarrierInit(&s_.full[i], 2);  // what is announced, the scales
+        BarrierInit(&s_.full[i], 1 + kScales);  // what is announced, the scales
         BarrierInit(&s_.empty[i], kWarps);
       }
       for (auto& barrier : s_.inbox_full) BarrierInit(&barrier, kWarps * split_);
@@ -198,7 +199,11 @@ class WeightStream {
     part.num_tokens = min(kSent, info.num_tokens - kFirst);
     const int buffer = sent_ & 1;
     Send(d + kFirst / 2, part, buffer);
-    BarrierWaitCluster(&s_.inbox_full[buffer], (sent_ / 2) & 1);
+    if (split_ == 1) {
+      NamedBarrier(1, kConsumers);
+    } else {
+      BarrierWaitCluster(&s_.inbox_full[buffer], (sent_ / 2) & 1);
+    }
     ++sent_;
     writer.Finish(part, s_.inbox[buffer]);
     if constexpr (kFirst + kSent < kN) {
@@ -287,18 +292,17 @@ class WeightStream {
     __syncwarp();
   }
 
-  // The FP8 scales of a stage, whose loads may have taken long; all that it lacked.
+  // The FP8 scales of a stage, whose loads may have taken long; all that it lacked. Each lane
+  // speaks for what it wrote itself.
   __device__ void WriteScales(const StreamItem& p, int block, int stage) {
+    const int from = (block + lane() / 2) % 32;
+    const float first = __shfl_sync(0xffffffffu, scales_[0], from);
+    const float second = __shfl_sync(0xffffffffu, scales_[1], from);
+    if (lane() >= kScales) return;
     if (p.scales != nullptr) {
-      const int from = (block + lane() / 2) % 32;
-      const float first = __shfl_sync(0xffffffffu, scales_[0], from);
-      const float second = __shfl_sync(0xffffffffu, scales_[1], from);
-      if (lane() < 2 * kFullBlocks) {
-        s_.weight_scales[stage][lane() / 2][lane() % 2] = lane() % 2 == 0 ? first : second;
-      }
-      __syncwarp();
+      s_.weight_scales[stage][lane() / 2][lane() % 2] = lane() % 2 == 0 ? first : second;
     }
-    if (lane() == 0) BarrierArrive(&s_.full[stage]);
+    BarrierArrive(&s_.full[stage]);
   }
 
   // The weights of as many stages as the ring has.
@@ -374,8 +378,6 @@ class WeightStream {
       for (int i = 0; i < kSent / 2; ++i) {
         to[(i / 4 * 8 + i % 2) * kRows + i % 4 / 2 * 8] = d[i];
       }
-      __syncwarp();
-      if (lane() == 0) BarrierArrive(full);
       return;
     }
     if (threadIdx.x == 0) {

@@ -51,6 +51,7 @@ class ExpertStream {
  public:
   static constexpr int kFp8Tokens = 2 * kN;
   static constexpr int kFp4Blocks = 4, kFp8Blocks = 2;  // column blocks of a stage
+  static constexpr int kScales = 2 * kFp8Blocks;        // of the FP8 weights of a stage
   static constexpr int kRows = 128;
   static constexpr int kConsumers = 512;
   static constexpr int kWriterWarps = 2;
@@ -80,7 +81,7 @@ class ExpertStream {
     if (threadIdx.x == 0) {
       for (auto& barrier : s_.item_full) BarrierInit(&barrier, 1);
       for (int i = 0; i < kStages; ++i) {
-        BarrierInit(&s_.full[i], 2);
+        BarrierInit(&s_.full[i], 1 + kScales);  // weights; activations and scales
         BarrierInit(&s_.empty[i], kConsumers / 32);
       }
       for (int i = 0; i < 2; ++i) {
@@ -141,9 +142,12 @@ class ExpertStream {
         const int blocks = min(full, item.num_blocks - block);
         if (!stage.first_round) BarrierWait(&s_.empty[stage.index], stage.parity ^ 1);
         WriteScales(item, block, blocks, stage.index);
+        // Each lane speaks for the scale that it wrote itself.
         if (lane() == 0) {
           BarrierExpectBytes(&s_.full[stage.index],
                              static_cast<uint32_t>(blocks * tokens * (128 + 4)));
+        } else if (lane() < kScales) {
+          BarrierArrive(&s_.full[stage.index]);
         }
         __syncwarp();
         if (mine < blocks) {
