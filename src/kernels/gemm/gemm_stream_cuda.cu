@@ -40,7 +40,6 @@ struct GemmItems {
     const int begin = deal.begin[cluster], end = deal.begin[cluster + 1];
     return begin == end ? 0 : whole() + begin % 2 + end % 2;
   }
-  __device__ int known() const { return count(); }
 
   __device__ StreamItem operator()(int i) const {
     const int begin = deal.begin[cluster], end = deal.begin[cluster + 1];
@@ -160,8 +159,14 @@ __global__ void __launch_bounds__(StreamOf<kN, kWide>::kThreads, kWide || kN > 3
   Stream stream(*reinterpret_cast<typename Stream::Shared*>(shared), rank, deal.split);
   stream.Init();
   const GemmItems<kN> items{params, deal, static_cast<int>(blockIdx.x) / deal.split, rank};
-  if (threadIdx.x >= Stream::kConsumers) return stream.Produce(items, deal.token_tiles == 1);
-  stream.Consume(items.count(), Writer<Stream>{params, stream});
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+  if (warp < Stream::kWarps) {
+    stream.Consume(items.count(), Writer<Stream>{params, stream});
+  } else if (warp == Stream::kWarps) {
+    stream.FetchWeights(items, deal.token_tiles == 1);
+  } else {
+    stream.FetchActivations(items);
+  }
 }
 
 // Blocks that share the columns. The order of the sums depends on nothing but the columns and the

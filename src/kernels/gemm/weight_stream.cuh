@@ -1,8 +1,9 @@
 // Weight products of few tokens on sm_90a, where reading the weights is all the work: one block
 // runs on a multiprocessor and streams the weights of its items, one after another, through one
-// ring in shared memory, never stopping between items. With one pair of warpgroups a block takes
-// about half of the shared memory and of the registers, so that the next product of the stream can
-// fill its own ring before it has to wait.
+// ring in shared memory, never stopping between items: one warp fetches weights as far ahead as the
+// ring allows, another one activations when they are there, the others multiply. With one pair of
+// warpgroups a block takes about half of the shared memory and of the registers, so that the next
+// product of the stream can fill its own ring before it has to wait.
 //
 // An item is one or two row tiles of weights, 64 rows for each of the two warpgroups, times up to
 // kN tokens. A cluster of `split` blocks works on the same items: block r on the r-th part of the
@@ -55,7 +56,7 @@ class WeightStream {
   static constexpr int kRows = kN < 64 ? 128 : 132;  // 128, and what spreads the banks
   static constexpr int kConsumers = 256 * kPairs;
   static constexpr int kWarps = kConsumers / 32;
-  static constexpr int kThreads = kConsumers + 32;
+  static constexpr int kThreads = kConsumers + 64;
   static_assert(kPairs == 1 || (kPairs == 2 && kFullBlocks == 2));
   static constexpr int kXTileBytes = kN * 128;
   static constexpr int kWeightTileBytes = 8192;  // of weights, in a column block
@@ -87,7 +88,7 @@ class WeightStream {
   __device__ void Init() {
     if (threadIdx.x == 0) {
       for (int i = 0; i < kStages; ++i) {
-        BarrierInit(&s_.full[i], 1 + kScales);  // what is announced, the scales
+        BarrierInit(&s_.full[i], 1 + kScales);  // weights; activations and scales
         BarrierInit(&s_.empty[i], kWarps);
       }
       for (auto& barrier : s_.inbox_full) BarrierInit(&barrier, kWarps * split_);
@@ -97,52 +98,74 @@ class WeightStream {
     if (split_ > 1) ClusterArrive();
   }
 
-  // The last warp. items(i) is this block's i-th item, for i < known() before the predecessor has
-  // ended, and for i < count() afterwards. Lanes 0 and 1 fetch weights, the next ones activations,
-  // the next their scales. `once`: no other block reads these weights in this step, so they leave
-  // the L2 cache before all else.
+  // Warp kWarps: weights, which depend on nothing, as far ahead as the ring has room. items(i) is
+  // this block's i-th item of items.count(). `once`: no other block reads these weights in this
+  // step, so they leave the L2 cache before all else.
   template <typename Items>
-  __device__ void Produce(const Items& items, bool once = false) {
-    once_ = once;
-    policy_ = EvictFirst();
-    const int ahead = FetchAhead(items);
-    // Ready for the moment when the predecessor ends.
-    StreamItem p{};
-    Role role{};
-    if (ahead > 0) {
-      p = items(0);
-      role = MakeRole(p);
-      LoadScales(p, 0);
+  __device__ void FetchWeights(const Items& items, bool once) {
+    const uint64_t policy = EvictFirst();
+    Place stage;
+    const int count = items.count();
+    for (int i = 0; i < count; ++i) {
+      const StreamItem p = items(i);
+      const std::byte* from = p.weights + lane() * p.row_tile_bytes;
+      for (int block = 0; block < p.info.num_blocks; block += kFullBlocks) {
+        const auto bytes =
+            static_cast<uint32_t>(min(kFullBlocks, p.info.num_blocks - block) * kWeightTileBytes);
+        AwaitEmpty(stage);
+        if (lane() == 0) {
+          if (block == 0) s_.infos[i % kInfos] = p.info;
+          BarrierExpectBytes(&s_.full[stage.index],
+                             static_cast<uint32_t>(p.info.row_tiles) * bytes);
+        }
+        __syncwarp();
+        if (lane() < p.info.row_tiles) {
+          const uint32_t to =
+              SharedAddress(s_.weights[stage.index]) + static_cast<uint32_t>(lane()) * bytes;
+          if (once) {
+            BulkCopyTo(to, from, bytes, &s_.full[stage.index], policy);
+          } else {
+            BulkCopyTo(to, from, bytes, &s_.full[stage.index]);
+          }
+        }
+        from += bytes;
+        stage.Next();
+      }
     }
+    if (split_ > 1) ClusterWait();
+  }
+
+  // The next warp: activations, when the predecessor has ended, and the scales of both sides. Lanes
+  // 0, 1, … fetch a tile of activations each, the next ones their scales.
+  template <typename Items>
+  __device__ void FetchActivations(const Items& items) {
+    // Ready for the moment when the predecessor ends.
+    const int count = items.count();
+    StreamItem p{}, next{};
+    if (count > 0) next = p = items(0);
+    if (count > 1) next = items(1);
+    Role role = MakeRole(p);
+    LoadScales(p, 0);
     if (split_ > 1) ClusterWait();
     WaitForPredecessor();
     AllowSuccessor();
-    const int count = items.count();
-    int stage = 0;
-    for (int item = 0, n = 0; item < count; ++item) {
-      if (n == 0 && ahead == 0) {
-        p = items(0);
-        LoadScales(p, 0);
-      }
-      if (n > 0 || ahead == 0) role = MakeRole(p);
-      const StreamItem next = item + 1 < count ? items(item + 1) : p;
-      for (int block = 0; block < p.info.num_blocks; block += kFullBlocks, ++n) {
-        const bool fetched = n < ahead;
+    Place stage;
+    for (int i = 0; i < count; ++i) {
+      for (int block = 0; block < p.info.num_blocks; block += kFullBlocks) {
         if (block % 32 == 0) TakeScales(p, block, next);
-        if (!fetched) {
-          if (n >= kStages) BarrierWait(&s_.empty[stage], (n / kStages - 1) & 1);
-          Announce(p, item, block, stage);
-        }
-        Fetch(role, p, block, stage, fetched ? kFirstXLane : 0, 32);
-        WriteScales(p, block, stage);
-        if (++stage == kStages) stage = 0;
+        AwaitEmpty(stage);
+        Announce(p, block, stage.index);
+        Fetch(role, p, block, stage.index);
+        stage.Next();
       }
       p = next;
+      role = MakeRole(p);
+      if (i + 2 < count) next = items(i + 2);
     }
   }
 
-  // The other warps, for each of `count` items: writer.Begin(info), the products, and, for up to
-  // kSent tokens at a time, writer.Finish(info, inbox), which takes its sums with Sum2 and Sum4.
+  // Warps 0 to kWarps - 1, for each of `count` items: writer.Begin(info), the products, and, for up
+  // to kSent tokens at a time, writer.Finish(info, inbox), which takes its sums with Sum2 and Sum4.
   template <typename Writer>
   __device__ void Consume(int count, Writer writer) {
     if (split_ > 1) ClusterWait();  // every block has started
@@ -182,12 +205,20 @@ class WeightStream {
   __device__ int split() const { return split_; }
 
  private:
-  static constexpr int kFirstXLane = 2, kFirstScaleLane = kFirstXLane + kXTiles;
-  // What this lane of the last warp fetches of every stage of an item.
+  // A stage of the ring, as a warp goes round it.
+  struct Place {
+    int index = 0;
+    uint32_t parity = 0;
+    bool first_round = true;
+    __device__ void Next() {
+      if (++index == kStages) index = 0, parity ^= 1, first_round = false;
+    }
+  };
+  // What a lane of the warp that fetches activations copies for every stage of an item.
   struct Role {
     const std::byte* from;
     int64_t step;          // from stage to stage
-    uint32_t bytes;        // of a full stage; 0: nothing
+    uint32_t bytes;        // 0: nothing
     uint32_t to, to_step;  // in shared memory, from stage to stage of the ring
   };
 
@@ -215,48 +246,34 @@ class WeightStream {
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ static int tile() { return static_cast<int>(threadIdx.x) / 128 % 2; }
   __device__ static bool HasXScales(TileKind kind) { return kind == TileKind::kFp8; }
+  // Tiles of activations of so many column blocks.
+  __device__ static int XTiles(int blocks) { return kWide ? 2 * blocks : blocks; }
+
+  __device__ void AwaitEmpty(const Place& stage) {
+    if (!stage.first_round) BarrierWait(&s_.empty[stage.index], stage.parity ^ 1);
+  }
 
   __device__ Role MakeRole(const StreamItem& p) {
-    const TileKind kind = p.info.kind;
-    if (lane() < kFirstXLane) {
-      const auto bytes = static_cast<uint32_t>(kFullBlocks * kWeightTileBytes);
-      return {p.weights + lane() * p.row_tile_bytes, bytes, lane() < p.info.row_tiles ? bytes : 0u,
-              SharedAddress(s_.weights) + lane() * bytes, kWeightBytes};
+    if (lane() < kXTiles) {
+      return {p.x + lane() * p.x_block_bytes, kXTiles * p.x_block_bytes, kXTileBytes,
+              SharedAddress(s_.x) + lane() * kXTileBytes, kXBytes};
     }
-    if (lane() < kFirstScaleLane) {
-      const int i = lane() - kFirstXLane;
-      return {p.x + i * p.x_block_bytes, kXTiles * p.x_block_bytes,
-              i < kXTiles ? static_cast<uint32_t>(kXTileBytes) : 0u,
-              SharedAddress(s_.x) + i * kXTileBytes, kXBytes};
-    }
-    const int i = lane() - kFirstScaleLane;
-    if (i >= kFullBlocks || !HasXScales(kind)) return {nullptr, 0, 0, 0, 0};
+    const int i = lane() - kXTiles;
+    if (i >= kFullBlocks || !HasXScales(p.info.kind)) return {nullptr, 0, 0, 0, 0};
     return {reinterpret_cast<const std::byte*>(p.x_scales + i * p.x_scales_stride),
             kFullBlocks * p.x_scales_stride * int64_t{sizeof(float)}, kN * sizeof(float),
             SharedAddress(s_.x_scales) + i * kN * static_cast<uint32_t>(sizeof(float)),
             sizeof(s_.x_scales[0])};
   }
 
-  // This lane's copy of a stage, if it is one of first..last - 1; moves on to the next stage.
-  __device__ void Fetch(Role& role, const StreamItem& p, int block, int stage, int first,
-                        int last) {
+  // This lane's copy of a stage; moves on to the next stage. Of an odd number of blocks the last
+  // stage holds one.
+  __device__ void Fetch(Role& role, const StreamItem& p, int block, int stage) {
     const int blocks = min(kFullBlocks, p.info.num_blocks - block);
-    uint32_t bytes = role.bytes;
-    if (blocks < kFullBlocks) {  // the last stage of an odd number of blocks: it holds one
-      if (lane() < kFirstXLane) bytes /= 2;
-      const bool is_x = lane() < kFirstScaleLane;
-      const int i = lane() - (is_x ? kFirstXLane : kFirstScaleLane);
-      if (lane() >= kFirstXLane && i >= (kWide && is_x ? 2 * blocks : blocks)) bytes = 0;
-    }
-    // The second row tile follows what the first one has.
-    const uint32_t to = lane() == 1 && blocks < kFullBlocks ? role.to - bytes : role.to;
-    if (bytes != 0 && lane() >= first && lane() < last) {
-      const uint32_t place = to + static_cast<uint32_t>(stage) * role.to_step;
-      if (lane() < kFirstXLane && once_) {
-        BulkCopyTo(place, role.from, bytes, &s_.full[stage], policy_);
-      } else {
-        BulkCopyTo(place, role.from, bytes, &s_.full[stage]);
-      }
+    const bool is_x = lane() < kXTiles;
+    if (role.bytes != 0 && (is_x ? lane() < XTiles(blocks) : lane() - kXTiles < blocks)) {
+      BulkCopyTo(role.to + static_cast<uint32_t>(stage) * role.to_step, role.from, role.bytes,
+                 &s_.full[stage]);
     }
     role.from += role.step;
   }
@@ -279,47 +296,25 @@ class WeightStream {
     }
   }
 
-  // Says what a stage will hold.
-  __device__ void Announce(const StreamItem& p, int item, int block, int stage) {
-    if (lane() == 0) {
-      if (block == 0) s_.infos[item % kInfos] = p.info;
-      const TileKind kind = p.info.kind;
-      const int blocks = min(kFullBlocks, p.info.num_blocks - block);
-      const auto weights = static_cast<uint32_t>(p.info.row_tiles * blocks * kWeightTileBytes);
-      const int x = (kWide ? 2 : 1) * blocks * kXTileBytes;
-      BarrierExpectBytes(&s_.full[stage], weights + x + (HasXScales(kind) ? blocks * kN * 4 : 0));
-    }
-    __syncwarp();
-  }
-
-  // The FP8 scales of a stage, whose loads may have taken long; all that it lacked. Each lane
-  // speaks for what it wrote itself.
-  __device__ void WriteScales(const StreamItem& p, int block, int stage) {
+  // Writes the FP8 scales of a stage's weights and says what else it will hold. Each lane speaks
+  // for what it wrote itself.
+  __device__ void Announce(const StreamItem& p, int block, int stage) {
     const int from = (block + lane() / 2) % 32;
     const float first = __shfl_sync(0xffffffffu, scales_[0], from);
     const float second = __shfl_sync(0xffffffffu, scales_[1], from);
-    if (lane() >= kScales) return;
-    if (p.scales != nullptr) {
+    if (lane() < kScales && p.scales != nullptr) {
       s_.weight_scales[stage][lane() / 2][lane() % 2] = lane() % 2 == 0 ? first : second;
     }
-    BarrierArrive(&s_.full[stage]);
-  }
-
-  // The weights of as many stages as the ring has.
-  template <typename Items>
-  __device__ int FetchAhead(const Items& items) {
-    int n = 0;
-    const int known = items.known();
-    for (int item = 0; item < known; ++item) {
-      const StreamItem p = items(item);
-      Role role = MakeRole(p);
-      for (int block = 0; block < p.info.num_blocks; block += kFullBlocks, ++n) {
-        if (n == kStages) return n;
-        Announce(p, item, block, n);
-        Fetch(role, p, block, n, 0, kFirstXLane);
-      }
+    if (lane() == 0) {
+      const int blocks = min(kFullBlocks, p.info.num_blocks - block);
+      const int scales =
+          HasXScales(p.info.kind) ? blocks * kN * static_cast<int>(sizeof(float)) : 0;
+      BarrierExpectBytes(&s_.full[stage],
+                         static_cast<uint32_t>(XTiles(blocks) * kXTileBytes + scales));
+    } else if (lane() < kScales) {
+      BarrierArrive(&s_.full[stage]);
     }
-    return n;
+    __syncwarp();
   }
 
   // One item. Where it has one row tile, the second warpgroup's sums are of anything, and stay
@@ -408,8 +403,6 @@ class WeightStream {
   // Of this lane of the last warp: of a column block, for each row tile; and what comes next.
   float scales_[2] = {};
   uint32_t loaded_[2] = {};
-  uint64_t policy_ = 0;  // of weights in the L2 cache, if once_
-  bool once_ = false;
   int sent_ = 0;   // times that sums were exchanged
   int stage_ = 0;  // of the consumers
   uint32_t parity_ = 0;
