@@ -21,22 +21,25 @@ struct Roles {
   int tokens = 0;
 };
 
+__device__ void LoadEight(const __nv_bfloat16* from, float (&to)[8]) {
+  const uint4 raw = *reinterpret_cast<const uint4*>(from);
+  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = UnpackBf16(words[i]);
+    to[2 * i] = pair.x, to[2 * i + 1] = pair.y;
+  }
+}
+
 // q_norm and FP8 of one row: thread i holds 8 columns from 8 * i, so 16 threads a scale.
 __device__ void QueryRow(const CudaAttentionPrologueParams& p, int token, float* sums) {
-  WaitForPredecessor();
-  AllowSuccessor();
   const int column = 8 * threadIdx.x;
   const bool active = column < p.q_lora_rank;
-  float x[8] = {};
-  if (active) {
-    const uint4 raw = *reinterpret_cast<const uint4*>(p.qr + token * p.qr_stride + column);
-    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 pair = UnpackBf16(words[i]);
-      x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
-    }
-  }
+  float x[8] = {}, weight[8] = {};
+  if (active) LoadEight(p.q_norm + column, weight);
+  WaitForPredecessor();
+  AllowSuccessor();
+  if (active) LoadEight(p.qr + token * p.qr_stride + column, x);
   float squares = 0;
 #pragma unroll
   for (float v : x) squares += v * v;
@@ -46,7 +49,7 @@ __device__ void QueryRow(const CudaAttentionPrologueParams& p, int token, float*
   if (active) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      x[i] = RoundBf16(x[i] * scale * __bfloat162float(p.q_norm[column + i]));
+      x[i] = RoundBf16(x[i] * scale * weight[i]);
       max = fmaxf(max, fabsf(x[i]));
     }
   }
@@ -77,12 +80,12 @@ __device__ DeviceEntry WindowEntry(const CudaAttentionPrologueParams& p, int seq
 __device__ void KvRow(const CudaAttentionPrologueParams& p, int token, float* sums) {
   const int i = threadIdx.x, seq = p.batch.token_seq[token];
   const DeviceEntry entry = seq < 0 ? DeviceEntry{} : WindowEntry(p, seq, p.batch.positions[token]);
+  const float2 weight = UnpackBf16(reinterpret_cast<const uint32_t*>(p.kv_norm)[i]);
   WaitForPredecessor();
   AllowSuccessor();
   const float2 raw = UnpackBf16(reinterpret_cast<const uint32_t*>(p.kv + token * p.kv_stride)[i]);
   const float sum = BlockSum256(raw.x * raw.x + raw.y * raw.y, sums);
   const float scale = 1.0f / sqrtf(sum / static_cast<float>(kHeadDim) + p.norm_eps);
-  const float2 weight = UnpackBf16(reinterpret_cast<const uint32_t*>(p.kv_norm)[i]);
   float2 x{RoundBf16(raw.x * scale * weight.x), RoundBf16(raw.y * scale * weight.y)};
   if (i >= kNumFp8 / 2) {
     const float* angles = p.angles + int64_t{token} * kRopeDim;

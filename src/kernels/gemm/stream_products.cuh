@@ -106,7 +106,8 @@ __device__ __forceinline__ void MultiplyWide(const std::byte* weights, const std
                                              float weight_scale, float (&d)[kN / 2]) {
   uint32_t a[8][4];
   WidenTile(weights, WideScale(weight_scale), a);
-  const uint64_t b = SmemDescriptor(SharedAddress(x));
+  // From a uniform register: else each product's descriptor is moved there on its own.
+  const uint64_t b = SmemDescriptor(__shfl_sync(0xffffffffu, SharedAddress(x), 0));
   WgmmaFence();
 #pragma unroll
   for (int q = 0; q < 8; ++q) {

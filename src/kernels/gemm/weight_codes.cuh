@@ -7,15 +7,17 @@
 
 namespace fathom::kernels {
 
-// Two FP8 codes of `word` (bytes 2 * kHalf, + 1) times a scale, as BF16; WideScale(scale) is what
-// it takes: a code's bits stand for value * 2^-120 as BF16 bits.
+// Two FP8 codes of `word` times a scale, as BF16: bytes kHalf and kHalf + 2, so that one shift
+// brings both to their places. WideScale(scale) is what it takes: a code's bits stand for
+// value * 2^-120 as BF16 bits.
 __device__ inline __nv_bfloat162 WideScale(float scale) {
   return __float2bfloat162_rn(scale * 0x1p60f * 0x1p60f);
 }
 template <int kHalf>
 __device__ inline uint32_t WidenFp8(uint32_t word, __nv_bfloat162 scale) {
-  const uint32_t high = __byte_perm(word, 0, kHalf == 0 ? 0x1404 : 0x3424);  // code << 8
-  const uint32_t bits = ((high >> 4) & 0x07f007f0u) | (high & 0x80008000u);
+  const uint32_t magnitudes = kHalf == 0 ? word << 4 : word >> 4;
+  const uint32_t signs = kHalf == 0 ? word << 8 : word;
+  const uint32_t bits = (magnitudes & 0x07f007f0u) | (signs & 0x80008000u);
   const __nv_bfloat162 value = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&bits), scale);
   return *reinterpret_cast<const uint32_t*>(&value);
 }

@@ -23,7 +23,8 @@ __device__ uint4 SwizzledChunk(const Source& w, int64_t row0, int64_t block, int
                                          chunk * 16);
 }
 
-// Chunk c of thread t: two k16 steps, for each the codes of a[0..3] in pairs.
+// Chunk c of thread t: two k16 steps, for each the codes of a[0..3], two of them in a word: one in
+// bytes 0 and 2, one in bytes 1 and 3 (WidenFp8).
 __device__ uint4 Bf16FragmentChunk(const Source& w, int64_t row0, int64_t block, int index) {
   const int c = index / 128, t = index % 128, g = t / 32 * 16 + t % 32 / 4;
   uint8_t bytes[16];
@@ -32,7 +33,7 @@ __device__ uint4 Bf16FragmentChunk(const Source& w, int64_t row0, int64_t block,
       const int row = g + reg % 2 * 8;
       const int col = (c * 2 + step) * 16 + reg / 2 * 8 + t % 4 * 2;
       for (int i = 0; i < 2; ++i) {
-        bytes[step * 8 + reg * 2 + i] =
+        bytes[step * 8 + reg / 2 * 4 + reg % 2 + i * 2] =
             row0 + row < w.rows ? w.data[(row0 + row) * w.cols + block * 128 + col + i] : 0;
       }
     }
