@@ -411,7 +411,8 @@ TEST_P(CudaPeersTest, ABoundaryGathersItself) {
   constexpr int kChosen = 6;
   TestRanks ranks = Make(kOptions);
   const kernels::RankParts columns = Parts(ranks.size(), kHidden, 128);
-  for (const int64_t tokens : {1, 2, 3, 8}) {
+  for (const int64_t tokens : {1, 2, 3, 8, 11, 16}) {
+    const int64_t groups = (tokens + 7) / 8, rows = groups * 8;
     for (const bool experts : {false, true}) {
       const Output output(tokens, kHidden, experts ? kChosen : 0, 7);
       ranks.OnAll([&](TestRank& rank) {
@@ -429,24 +430,25 @@ TEST_P(CudaPeersTest, ABoundaryGathersItself) {
         const auto comb = floats(tokens * 16, 1, 10);
         const auto norm = rank.Upload(RandomValues(kHidden, 11));
         const auto post_out = rank.Poisoned(tokens * 16), comb_out = rank.Poisoned(tokens * 64);
-        const auto h = rank.Poisoned(8 * kHidden * 2), codes = rank.Poisoned(8 * kHidden);
-        const auto scales = rank.Poisoned(8 * kHidden / 32);
+        const auto h = rank.Poisoned(rows * kHidden * 2), codes = rank.Poisoned(rows * kHidden);
+        const auto scales = rank.Poisoned(rows * kHidden / 32);
         std::vector<std::vector<BFloat16>> results;
         for (const bool fused : {true, false}) {
           const auto own_streams = rank.Upload(streams);
-          kernels::CudaHyperConnectionParams p{.streams = As<__nv_bfloat16>(own_streams),
-                                               .num_tokens = tokens,
-                                               .hidden = kHidden,
-                                               .output = output.OnGpu(fused ? own : whole, pairs),
-                                               .before = {As<float>(post), As<float>(comb)},
-                                               .fn = As<float>(fn),
-                                               .scale = As<float>(scale),
-                                               .base = As<float>(base),
-                                               .norm_weight = As<__nv_bfloat16>(norm),
-                                               .constants = {1e-6f, 1e-6f, 20},
-                                               .after = {As<float>(post_out), As<float>(comb_out)},
-                                               .h = {As<__nv_bfloat16>(h), 1},
-                                               .h_fp8 = {As<uint8_t>(codes), As<float>(scales), 1}};
+          kernels::CudaHyperConnectionParams p{
+              .streams = As<__nv_bfloat16>(own_streams),
+              .num_tokens = tokens,
+              .hidden = kHidden,
+              .output = output.OnGpu(fused ? own : whole, pairs),
+              .before = {As<float>(post), As<float>(comb)},
+              .fn = As<float>(fn),
+              .scale = As<float>(scale),
+              .base = As<float>(base),
+              .norm_weight = As<__nv_bfloat16>(norm),
+              .constants = {1e-6f, 1e-6f, 20},
+              .after = {As<float>(post_out), As<float>(comb_out)},
+              .h = {As<__nv_bfloat16>(h), groups},
+              .h_fp8 = {As<uint8_t>(codes), As<float>(scales), groups}};
           if (fused) {
             p.gather = rank.collectives->GatherInBoundary(tokens, columns);
             ASSERT_EQ(p.gather.exchange.peers.size, ranks.size()) << tokens << " tokens";
@@ -455,7 +457,7 @@ TEST_P(CudaPeersTest, ABoundaryGathersItself) {
           rank.collectives->EndStep(*rank.stream);
           results.push_back(rank.Download<BFloat16>(own_streams.data(),
                                                     static_cast<size_t>(tokens * 4 * kHidden)));
-          results.push_back(rank.Download<BFloat16>(h.data(), static_cast<size_t>(8 * kHidden)));
+          results.push_back(rank.Download<BFloat16>(h.data(), static_cast<size_t>(rows * kHidden)));
         }
         EXPECT_TRUE(rank.collectives->Check().ok());
         for (const size_t i : {0, 1}) {

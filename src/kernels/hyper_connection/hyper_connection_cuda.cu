@@ -39,22 +39,27 @@ __device__ float4 operator+(float4 a, float4 b) {
 }
 __device__ float Dot(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
 
-// kExchange: each rank has some columns of the output.
-template <bool kHead, bool kExchange>
+// kExchange: each rank has some columns of the output. kTokens: of a cluster; the last cluster may
+// have one less, whose sums are nobody's.
+template <bool kHead, bool kExchange, int kTokens>
 class Boundary {
  public:
   static constexpr int kMixes = kHead ? kS : kNumMixes;
   static constexpr int kMixesPerWarp = kHead ? 1 : 3;
   static constexpr int kParts = kWarps / (kMixes / kMixesPerWarp);  // of the columns
-  static constexpr int kLanes = 32 / (kMixesPerWarp + 1);           // that have a sum
+  static constexpr int kSums = kMixesPerWarp + 1;                   // of a warp and token
+  static constexpr int kLanes = 32 / (kTokens * kSums);             // that have a sum
 
-  struct Shared {
+  struct OfToken {
     alignas(16) float comb[kS * kS];
     alignas(16) float post[kS];
     // Of each part of the columns of each block; the last is that of squares. No block: 0.
     float sums[kMaxCluster * kParts][32];
     float squares[kMaxColumnBlocks];  // of the input, before its norm
     int rows[kMaxChosen];             // of the experts' outputs
+  };
+  struct Shared {
+    OfToken of[kTokens];
     uint64_t mixers_full, sums_full, squares_full;
   };
 
@@ -68,34 +73,44 @@ class Boundary {
         hidden_(static_cast<int>(params.hidden)),
         column0_(rank_ * slice),
         blocks_(min(slice, hidden_ - column0_) / 128),
-        row_(blockIdx.x / static_cast<unsigned>(cluster)),
+        first_row_(int64_t{blockIdx.x / static_cast<unsigned>(cluster)} * kTokens),
         s_(*reinterpret_cast<Shared*>(memory)),
-        x_(reinterpret_cast<float*>(memory) + sizeof(Shared) / sizeof(float)),
-        mixers_(x_ + kS * slice) {}
+        x_(reinterpret_cast<__nv_bfloat16*>(reinterpret_cast<std::byte*>(memory) + sizeof(Shared))),
+        mixers_(reinterpret_cast<float*>(x_ + kTokens * kS * slice)),
+        post_token_(kTokens > 1 && thread() * 4 >= slice ? 1 : 0),
+        post_column_(thread() * 4 - post_token_ * slice),
+        end_token_(kTokens > 1 && warp() > blocks_ ? 1 : 0),
+        end_warp_(warp() - end_token_ * (blocks_ + 1)) {}
 
   static size_t DynamicBytes(int64_t slice) {
-    return sizeof(Shared) + static_cast<size_t>((1 + kMixes) * kS * slice) * sizeof(float);
+    return sizeof(Shared) + static_cast<size_t>(kS * slice) *
+                                (kTokens * sizeof(__nv_bfloat16) + kMixes * sizeof(float));
   }
 
   __device__ void Run() {
     if (thread() == 0) InitBarriers();
-    for (int i = cluster_ * kParts + warp(); i < kMaxCluster * kParts; i += kWarps) {
-      s_.sums[i][lane()] = 0;
+    for (OfToken& token : s_.of) {
+      for (int i = cluster_ * kParts + warp(); i < kMaxCluster * kParts; i += kWarps) {
+        token.sums[i][lane()] = 0;
+      }
+      if (thread() >= hidden_ / 128 && thread() < kMaxColumnBlocks) token.squares[thread()] = 0;
     }
-    if (thread() >= hidden_ / 128 && thread() < kMaxColumnBlocks) s_.squares[thread()] = 0;
     ClusterArrive();
-    token_ = kHead ? p_.rows[row_] : row_;
     if (warp() == 0) FetchMixers();
     if constexpr (kExchange) number_ = ExchangeNumber(p_.gather.exchange);
-    if (warp() < blocks_) norm_ = LoadBits(p_.norm_weight + column0_ + thread() * 4);
+    if (end_warp_ < blocks_) {
+      norm_ = LoadBits(p_.norm_weight + column0_ + end_warp_ * 128 + lane() * 4);
+    }
     if (lane() < kMixes) {
       scale_ = p_.scale[lane() < kS ? 0 : lane() < 2 * kS ? 1 : 2];
       base_ = p_.base[lane()];
     }
     if (p_.output.y != nullptr) {
-      if (thread() * 4 < blocks_ * 128) LoadStreams();
-      if (p_.output.pair_of != nullptr && thread() < p_.output.num_chosen) {
-        s_.rows[thread()] = p_.output.pair_of[token_ * p_.output.num_chosen + thread()];
+      if (HasPost()) LoadStreams();
+      if (p_.output.pair_of != nullptr && warp() >= kWarps - 1 - kTokens && warp() < kWarps - 1 &&
+          lane() < p_.output.num_chosen) {
+        const int token = kWarps - 2 - warp();
+        s_.of[token].rows[lane()] = p_.output.pair_of[Token(token) * p_.output.num_chosen + lane()];
       }
       if (warp() == kWarps - 1) MakeComb();
     }
@@ -103,21 +118,31 @@ class Boundary {
     __syncthreads();
     WaitForPredecessor();
     AllowSuccessor();
-    if (thread() * 4 < blocks_ * 128) Post();
+    if (HasPost()) Post();
     __syncthreads();
     Mix();
-    if (warp() <= blocks_) Finish();
+    if (end_token_ < kTokens && end_warp_ <= blocks_) Finish();
   }
 
  private:
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ static int warp() { return thread() / 32; }
   __device__ static int lane() { return thread() % 32; }
-  __device__ float4& X(int stream, int column) const {
-    return *reinterpret_cast<float4*>(x_ + stream * slice_ + column);
+  __device__ int64_t Row(int token) const { return first_row_ + token; }
+  __device__ bool Exists(int token) const { return token == 0 || Row(token) < p_.num_tokens; }
+  // Of the model; the last one's for what does not exist.
+  __device__ int64_t Token(int token) const {
+    const int64_t row = Row(Exists(token) ? token : 0);
+    return kHead ? p_.rows[row] : row;
+  }
+  __device__ bool HasPost() const {
+    return thread() * 4 < kTokens * slice_ && post_column_ < blocks_ * 128;
+  }
+  __device__ uint2& X(int token, int stream, int column) const {
+    return *reinterpret_cast<uint2*>(x_ + (token * kS + stream) * slice_ + column);
   }
   __device__ __nv_bfloat16* Streams(int stream) const {
-    return p_.streams + (token_ * kS + stream) * hidden_ + column0_ + thread() * 4;
+    return p_.streams + (Token(post_token_) * kS + stream) * hidden_ + column0_ + post_column_;
   }
 
   __device__ void InitBarriers() {
@@ -125,8 +150,9 @@ class Boundary {
     BarrierInit(&s_.sums_full, 1);
     BarrierInit(&s_.squares_full, 1);
     BarrierInitFence();
-    BarrierExpectBytes(&s_.sums_full, static_cast<uint32_t>(cluster_ * kParts * (kMixes + 1) * 4));
-    BarrierExpectBytes(&s_.squares_full, static_cast<uint32_t>(hidden_ / 128 * 4));
+    BarrierExpectBytes(&s_.sums_full,
+                       static_cast<uint32_t>(kTokens * cluster_ * kParts * (kMixes + 1) * 4));
+    BarrierExpectBytes(&s_.squares_full, static_cast<uint32_t>(kTokens * (hidden_ / 128) * 4));
   }
 
   // The mixers are weights: they are on their way before the predecessor has ended.
@@ -139,14 +165,14 @@ class Boundary {
     }
   }
 
-  // One warp; lane j has row j of C.
+  // One warp; of every four lanes, a token's, lane j has row j of C.
   __device__ void MakeComb() {
-    const int j = lane() % kS;
-    const float post = p_.before.post[token_ * kS + j];
-    const float4 row =
-        *reinterpret_cast<const float4*>(p_.before.comb_logits + (token_ * kS + j) * kS);
-    *reinterpret_cast<float4*>(&s_.comb[j * kS]) = Sinkhorn(row, p_.constants);
-    s_.post[j] = post;
+    const int j = lane() % kS, token = lane() / kS % kTokens;
+    const int64_t at = Token(token) * kS + j;
+    const float post = p_.before.post[at];
+    const float4 row = *reinterpret_cast<const float4*>(p_.before.comb_logits + at * kS);
+    *reinterpret_cast<float4*>(&s_.of[token].comb[j * kS]) = Sinkhorn(row, p_.constants);
+    s_.of[token].post[j] = post;
   }
 
   // Four columns a thread. Where a sub-layer ended, they were written before the predecessor began.
@@ -156,15 +182,16 @@ class Boundary {
 
   __device__ float4 Output(int64_t column) const {
     const SublayerOutput& o = p_.output;
-    const uint2 own = LoadBits(o.y + token_ * hidden_ + column);
+    const uint2 own = LoadBits(o.y + Token(post_token_) * hidden_ + column);
     if (o.pair_of == nullptr) return WidenQuad(own);
+    const int* const rows = s_.of[post_token_].rows;
     float4 sum{};
     for (int first = 0; first < o.num_chosen; first += kLoadedPairs) {
       uint2 pairs[kLoadedPairs] = {};
 #pragma unroll
       for (int i = 0; i < kLoadedPairs; ++i) {
         if (first + i >= o.num_chosen) break;
-        pairs[i] = LoadBits(o.y + int64_t{s_.rows[first + i]} * hidden_ + column);
+        pairs[i] = LoadBits(o.y + int64_t{rows[first + i]} * hidden_ + column);
       }
 #pragma unroll
       for (const uint2 pair : pairs) sum = sum + WidenQuad(pair);
@@ -177,7 +204,7 @@ class Boundary {
     const PeerView& peers = p_.gather.exchange.peers;
     int owner = 0;
     while (column >= p_.gather.columns.begin[owner + 1]) ++owner;
-    const int64_t packet = (row_ * hidden_ + column) / 4;
+    const int64_t packet = (Row(post_token_) * hidden_ + column) / 4;
     if (owner != peers.rank) return WidenQuad(ReceivePacket(peers, number_, packet, owner));
     const float4 y = Output(column);
     SendPacket(peers, number_, packet, {PackBf16(y.x, y.y), PackBf16(y.z, y.w)});
@@ -186,65 +213,75 @@ class Boundary {
 
   // x_k = b(post_k y + sum_j C[j][k] x_j), four columns a thread, kept in shared memory.
   __device__ void Post() {
-    const int column = thread() * 4;
-    if (p_.output.y == nullptr) {
-      LoadStreams();
-      for (int k = 0; k < kS; ++k) X(k, column) = WidenQuad(streams_[k]);
+    if (!Exists(post_token_)) {
+      for (int k = 0; k < kS; ++k) X(post_token_, k, post_column_) = {};
       return;
     }
-    const float4 y = kExchange ? GatheredOutput(column0_ + column) : Output(column0_ + column);
+    if (p_.output.y == nullptr) {
+      LoadStreams();
+      for (int k = 0; k < kS; ++k) X(post_token_, k, post_column_) = streams_[k];
+      return;
+    }
+    const int64_t column = column0_ + post_column_;
+    const float4 y = kExchange ? GatheredOutput(column) : Output(column);
+    const OfToken& own = s_.of[post_token_];
     float4 in[kS];
     for (int j = 0; j < kS; ++j) in[j] = WidenQuad(streams_[j]);
     for (int k = 0; k < kS; ++k) {
-      float4 mixed = s_.comb[k] * in[0];
-      for (int j = 1; j < kS; ++j) mixed = mixed + s_.comb[j * kS + k] * in[j];
-      const float4 out = RoundQuad(s_.post[k] * y + mixed);
-      StoreQuad(Streams(k), out);
-      X(k, column) = out;
+      float4 mixed = own.comb[k] * in[0];
+      for (int j = 1; j < kS; ++j) mixed = mixed + own.comb[j * kS + k] * in[j];
+      const float4 out = own.post[k] * y + mixed;
+      const uint2 bits = {PackBf16(out.x, out.y), PackBf16(out.z, out.w)};
+      *reinterpret_cast<uint2*>(Streams(k)) = bits;
+      X(post_token_, k, post_column_) = bits;
     }
   }
 
-  // This block's part of the raw mixes and of the sum of squares, to all blocks of the cluster.
+  // This block's part of the raw mixes and of the sums of squares, to all blocks of the cluster.
   __device__ void Mix() {
     const int part = warp() % kParts, first_mix = warp() / kParts * kMixesPerWarp;
-    float sums[kMixesPerWarp + 1] = {};
+    float sums[kTokens * kSums] = {};
     BarrierWait(&s_.mixers_full, 0);
 #pragma unroll 1
     for (int b = part; b < blocks_; b += kParts) {
       const int column = b * 128 + lane() * 4;
-      float4 x[kS];
-      for (int k = 0; k < kS; ++k) {
-        x[k] = X(k, column);
-        sums[kMixesPerWarp] += Dot(x[k], x[k]);
+      float4 x[kTokens][kS];
+      for (int t = 0; t < kTokens; ++t) {
+        for (int k = 0; k < kS; ++k) {
+          x[t][k] = WidenQuad(X(t, k, column));
+          sums[t * kSums + kMixesPerWarp] += Dot(x[t][k], x[t][k]);
+        }
       }
 #pragma unroll
       for (int m = 0; m < kMixesPerWarp; ++m) {
         const float* w = mixers_ + (first_mix + m) * kS * slice_ + column;
         for (int k = 0; k < kS; ++k) {
-          sums[m] += Dot(*reinterpret_cast<const float4*>(w + k * slice_), x[k]);
+          const float4 mixer = *reinterpret_cast<const float4*>(w + k * slice_);
+          for (int t = 0; t < kTokens; ++t) sums[t * kSums + m] += Dot(mixer, x[t][k]);
         }
       }
     }
     const float sum = TransposedSum(sums);
-    const int i = lane() / kLanes, mix = i < kMixesPerWarp ? first_mix + i : kMixes;
+    const int token = lane() / kLanes / kSums, i = lane() / kLanes % kSums;
+    const int mix = i < kMixesPerWarp ? first_mix + i : kMixes;
     if (i == kMixesPerWarp && first_mix != 0) return;
     for (int to = lane() % kLanes; to < cluster_; to += kLanes) {
-      SendToBlock(&s_.sums[rank_ * kParts + part][mix], sum, &s_.sums_full,
+      SendToBlock(&s_.of[token].sums[rank_ * kParts + part][mix], sum, &s_.sums_full,
                   static_cast<uint32_t>(to));
     }
   }
 
-  // A warp a block of 128 columns, and one for the gates that the next launch reads.
+  // Of a token a warp a block of 128 columns, and one for the gates that the next launch reads.
   __device__ void Finish() {
     BarrierWaitCluster(&s_.sums_full, 0);
     float sum = 0;
 #pragma unroll 8
-    for (int i = 0; i < kMaxCluster * kParts; ++i) sum += s_.sums[i][lane()];
+    for (int i = 0; i < kMaxCluster * kParts; ++i) sum += s_.of[end_token_].sums[i][lane()];
     const float mean = __shfl_sync(0xffffffffu, sum, kMixes) * inverse_hidden_ / kS;
     const float mix = sum * InverseSqrt(mean + p_.constants.norm_eps) * scale_ + base_;
     const float gate = Sigmoid(mix);
-    if (warp() == blocks_) {
-      if (!kHead && rank_ == 0) WriteState(mix, gate);
+    if (end_warp_ == blocks_) {
+      if (!kHead && rank_ == 0 && Exists(end_token_)) WriteState(mix, gate);
     } else {
       Input(gate + p_.constants.hc_eps);
     }
@@ -252,33 +289,38 @@ class Boundary {
 
   __device__ void WriteState(float mix, float gate) const {
     const int i = lane();
-    if (i >= kS && i < 2 * kS) p_.after.post[token_ * kS + i - kS] = 2.0f * gate;
-    if (i >= 2 * kS && i < kMixes) p_.after.comb_logits[token_ * kS * kS + i - 2 * kS] = mix;
+    const int64_t token = Token(end_token_);
+    if (i >= kS && i < 2 * kS) p_.after.post[token * kS + i - kS] = 2.0f * gate;
+    if (i >= 2 * kS && i < kMixes) p_.after.comb_logits[token * kS * kS + i - 2 * kS] = mix;
   }
 
   // The sub-layer's input. gate: pre of stream k on lane k.
   __device__ void Input(float gate) {
-    const int column = thread() * 4;
-    float4 y = __shfl_sync(0xffffffffu, gate, 0) * X(0, column);
-    for (int k = 1; k < kS; ++k) y = y + __shfl_sync(0xffffffffu, gate, k) * X(k, column);
+    const int column = end_warp_ * 128 + lane() * 4;
+    float4 y = __shfl_sync(0xffffffffu, gate, 0) * WidenQuad(X(end_token_, 0, column));
+    for (int k = 1; k < kS; ++k) {
+      y = y + __shfl_sync(0xffffffffu, gate, k) * WidenQuad(X(end_token_, k, column));
+    }
     y = RoundQuad(y);
     const float own = WarpSum(Dot(y, y));
+    float* const squares = s_.of[end_token_].squares;
     if (lane() < cluster_) {
-      SendToBlock(&s_.squares[column0_ / 128 + warp()], own, &s_.squares_full,
+      SendToBlock(&squares[column0_ / 128 + end_warp_], own, &s_.squares_full,
                   static_cast<uint32_t>(lane()));
     }
     BarrierWaitCluster(&s_.squares_full, 0);
-    const float mean = WarpSum(s_.squares[lane()] + s_.squares[lane() + 32]) * inverse_hidden_;
-    Normalize(column0_ + column, InverseSqrt(mean + p_.constants.norm_eps) * y);
+    const float mean = WarpSum(squares[lane()] + squares[lane() + 32]) * inverse_hidden_;
+    if (!Exists(end_token_)) return;
+    Normalize(Row(end_token_), column0_ + column, InverseSqrt(mean + p_.constants.norm_eps) * y);
   }
 
-  __device__ void Normalize(int64_t k, float4 scaled) const {
+  __device__ void Normalize(int64_t row, int64_t k, float4 scaled) const {
     const float4 weight = WidenQuad(norm_);
     const float4 h = RoundQuad(
         {scaled.x * weight.x, scaled.y * weight.y, scaled.z * weight.z, scaled.w * weight.w});
     auto* const tiles = reinterpret_cast<std::byte*>(p_.h.values);
     auto* const to =
-        reinterpret_cast<__nv_bfloat16*>(tiles + Bf16TileOffset(row_, k, p_.h.row_groups));
+        reinterpret_cast<__nv_bfloat16*>(tiles + Bf16TileOffset(row, k, p_.h.row_groups));
     StoreQuad(to, h);
     if constexpr (!kHead) {
       const float largest =
@@ -286,22 +328,23 @@ class Boundary {
       const uint32_t scale = Fp8Scale(largest);
       const float inverse = Ue8m0Inverse(scale);
       auto* const codes =
-          reinterpret_cast<uint32_t*>(p_.h_fp8.codes + Fp8TileOffset(row_, k, p_.h_fp8.row_groups));
+          reinterpret_cast<uint32_t*>(p_.h_fp8.codes + Fp8TileOffset(row, k, p_.h_fp8.row_groups));
       const uint32_t quad = Fp8Codes(h.x * inverse, h.y * inverse, h.z * inverse, h.w * inverse);
       *codes = quad;
       if (lane() == 0) {
-        p_.h_fp8.scales[k / 128 * p_.h_fp8.row_groups * 8 + row_] = Ue8m0Value(scale);
+        p_.h_fp8.scales[k / 128 * p_.h_fp8.row_groups * 8 + row] = Ue8m0Value(scale);
       }
     }
   }
 
   const CudaHyperConnectionParams& p_;
   const int cluster_, rank_, slice_, hidden_, column0_, blocks_;
-  const int64_t row_;
+  const int64_t first_row_;
   Shared& s_;
-  float* x_;       // [4][slice], the new streams
-  float* mixers_;  // [kMixes][4][slice]
-  int64_t token_ = 0;
+  __nv_bfloat16* x_;  // [kTokens][4][slice], the new streams
+  float* mixers_;     // [kMixes][4][slice]
+  // Whose columns this thread posts, and whose this warp ends.
+  const int post_token_, post_column_, end_token_, end_warp_;
   uint2 streams_[kS] = {}, norm_ = {};
   float scale_ = 0, base_ = 0;
   const float inverse_hidden_ = 1.0f / static_cast<float>(hidden_);
@@ -309,12 +352,12 @@ class Boundary {
 };
 
 // Half of the registers and of the shared memory: a block gets ready beside the product before.
-template <bool kHead, bool kExchange>
+template <bool kHead, bool kExchange, int kTokens>
 __global__ void __launch_bounds__(kThreads, 2)
     BoundaryKernel(const __grid_constant__ CudaHyperConnectionParams params, int cluster,
                    int slice) {
   extern __shared__ float4 memory[];
-  Boundary<kHead, kExchange>(params, cluster, slice, memory).Run();
+  Boundary<kHead, kExchange, kTokens>(params, cluster, slice, memory).Run();
 }
 
 struct Slices {
@@ -329,40 +372,50 @@ struct Slices {
   int cluster;  // blocks
 };
 
-template <bool kHead, bool kExchange>
+template <bool kHead, bool kExchange, int kTokens>
 void Run(const CudaHyperConnectionParams& params, device::Stream& stream) {
-  const auto kernel = BoundaryKernel<kHead, kExchange>;
+  const auto kernel = BoundaryKernel<kHead, kExchange, kTokens>;
   const Slices slices(params.hidden);
   device::CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
                     __FILE__, __LINE__);
   const auto cluster = static_cast<unsigned>(slices.cluster);
-  LaunchClusters(kernel, static_cast<unsigned>(params.num_tokens) * cluster, cluster, kThreads,
-                 Boundary<kHead, kExchange>::DynamicBytes(slices.size), stream, params,
+  const auto clusters = static_cast<unsigned>((params.num_tokens + kTokens - 1) / kTokens);
+  LaunchClusters(kernel, clusters * cluster, cluster, kThreads,
+                 Boundary<kHead, kExchange, kTokens>::DynamicBytes(slices.size), stream, params,
                  slices.cluster, slices.size);
 }
 
-// Clusters of the kernel with an exchange that run at once: one a token.
+// More clusters than that do not find room beside the product before them.
+constexpr int64_t kMostSingleTokens = 6;
+
+template <bool kHead, bool kExchange>
+void RunTokens(const CudaHyperConnectionParams& params, device::Stream& stream) {
+  params.num_tokens <= kMostSingleTokens ? Run<kHead, kExchange, 1>(params, stream)
+                                         : Run<kHead, kExchange, 2>(params, stream);
+}
+
+// Of clusters of two tokens of the kernel with an exchange, that run at once.
 template <bool kHead>
-int MaxExchangeClusters(int64_t hidden) {
-  const auto kernel = BoundaryKernel<kHead, true>;
+int64_t MaxExchangeTokens(int64_t hidden) {
+  const auto kernel = BoundaryKernel<kHead, true, 2>;
   const Slices slices(hidden);
   const auto set = [&](cudaFuncAttribute attribute, int value) {
     device::CheckCuda(cudaFuncSetAttribute(kernel, attribute, value), __FILE__, __LINE__);
   };
   set(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   set(cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-  return MaxClusters(kernel, static_cast<unsigned>(slices.cluster), kThreads,
-                     Boundary<kHead, true>::DynamicBytes(slices.size));
+  return int64_t{2} * MaxClusters(kernel, static_cast<unsigned>(slices.cluster), kThreads,
+                                  Boundary<kHead, true, 2>::DynamicBytes(slices.size));
 }
 
 template <bool kHead>
 void RunTokens(const CudaHyperConnectionParams& params, device::Stream& stream) {
   const PeerView& peers = params.gather.exchange.peers;
-  if (peers.size == 1) return Run<kHead, false>(params, stream);
+  if (peers.size == 1) return RunTokens<kHead, false>(params, stream);
   CHECK_LE(params.num_tokens * params.hidden / 4, kMaxPackets);
   CHECK_GT(params.gather.columns.least(peers.size), 0);  // else who waits would wait for ever
   CHECK(params.output.y != nullptr);
-  Run<kHead, true>(params, stream);
+  RunTokens<kHead, true>(params, stream);
 }
 
 }  // namespace
@@ -376,9 +429,8 @@ void Launch(const CudaHyperConnectionParams& params, device::Stream& stream) {
 }
 
 int64_t MaxExchangeTokens(int64_t hidden) {
-  const int64_t clusters =
-      std::min(MaxExchangeClusters<false>(hidden), MaxExchangeClusters<true>(hidden));
-  return std::min(clusters, kLargeBoundaryTokens - 1);
+  return std::min(std::min(MaxExchangeTokens<false>(hidden), MaxExchangeTokens<true>(hidden)),
+                  kLargeBoundaryTokens - 1);
 }
 
 }  // namespace fathom::kernels

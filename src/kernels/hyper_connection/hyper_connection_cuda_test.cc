@@ -313,12 +313,14 @@ TEST_F(PrefillBoundaryTest, GivesATokenTheSameBitsInEveryStep) {
 }
 
 TEST_F(HyperConnectionCudaTest, BoundariesMatchTheCpu) {
-  for (const int64_t tokens : {1, 2, 16, 17, 67, 256, 300}) {
+  for (const int64_t tokens : {1, 2, 7, 16, 17, 67, 256, 300}) {
     Check(tokens, 256, false);
     Check(tokens, 1024, true);
   }
   Check(3, 4096, true);
   Check(5, 7168, false);
+  Check(11, 4096, false);
+  Check(12, 7168, true);
   Check(33, 7168, false);
   Check(270, 7168, true);
 }
