@@ -12,8 +12,8 @@ constexpr int kMaxSeqs = 20, kMaxLength = 420;
 
 TEST(DecodeBucket, IsOneOfFewSizes) {
   const std::vector<std::pair<int, int>> expected = {{1, 1},   {2, 2},   {3, 4},   {5, 8},
-                                                     {8, 8},   {9, 16},  {17, 24}, {24, 24},
-                                                     {25, 30}, {29, 30}, {30, 30}};
+                                                     {8, 8},   {9, 12},  {13, 16}, {17, 24},
+                                                     {24, 24}, {25, 30}, {30, 30}};
   for (const auto& [num_seqs, bucket] : expected) EXPECT_EQ(DecodeBucket(num_seqs, 30), bucket);
 }
 

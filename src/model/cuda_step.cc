@@ -54,7 +54,10 @@ class StepImage {
 int DecodeBucket(int num_seqs, int max_num_seqs) {
   int bucket = 1;
   while (bucket < num_seqs && bucket < 8) bucket *= 2;
-  if (bucket < num_seqs) bucket = (num_seqs + 7) / 8 * 8;
+  if (bucket < num_seqs) {
+    const int unit = num_seqs <= 16 ? 4 : 8;
+    bucket = (num_seqs + unit - 1) / unit * unit;
+  }
   return std::min(bucket, max_num_seqs);
 }
 

@@ -2,7 +2,7 @@
 // copy, out of pinned memory in two places that take turns, so that a step is uploaded while the
 // one before runs. One thread.
 //
-// A step of decodes is padded to one of few sizes, so that few graphs serve all: 1, 2, 4, 8 and
+// A step of decodes is padded to one of few sizes, so that few graphs serve all: 1, 2, 4, 8, 12 and
 // multiples of 8. A padding token has token_seq -1 and is token 0 at position 0; a padding sequence
 // has no tokens and no state slot: kernels skip both, and write no cache for them.
 #pragma once

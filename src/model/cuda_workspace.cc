@@ -20,8 +20,8 @@ using CudaCarver = Carver<1024>;
 
 // Steps of up to m tokens whose experts' rows or tiles may be the most.
 std::array<int64_t, 5> StepSizes(int64_t m) {
-  return {std::min<int64_t>(8, m), std::min<int64_t>(64, m), std::min<int64_t>(192, m),
-          std::min<int64_t>(512, m), m};
+  return {std::min<int64_t>(kernels::kDirectTokens, m), std::min<int64_t>(64, m),
+          std::min<int64_t>(192, m), std::min<int64_t>(512, m), m};
 }
 
 // Of a step, whose experts a rank runs.

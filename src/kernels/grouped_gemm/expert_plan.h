@@ -2,9 +2,10 @@
 // A pair is a token at one of its experts; pairs are rows of the intermediate activations:
 //   rows [0, padded tokens): the shared expert, row t for token t;
 //   then, by groups of 8 rows, the routed experts.
-// Up to 8 tokens: one group an expert, row t of it for token t, whether it was chosen or not (the
-// product is as wide anyway), so that nothing is gathered. More, and prefill: an expert's pairs in
-// their order, padded to whole groups, and the tokens' activations are gathered.
+// Up to kDirectTokens: for each eight tokens one group an expert that one of them chose, row t % 8
+// of it for token t, whether it was chosen or not (the product is as wide anyway), so that nothing
+// is gathered. More, and prefill: an expert's pairs in their order, padded to whole groups, and the
+// tokens' activations are gathered.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,10 @@ struct ExpertPlan {
   int32_t* progress = nullptr;
 };
 
-inline constexpr int kDirectTokens = 8;  // up to here nothing is gathered
+// Up to here nothing is gathered: of ten tokens the groups of two are 3% more than experts, of
+// sixteen 10%.
+inline constexpr int kDirectTokens = 12;
+inline constexpr int kDirectGroups = (kDirectTokens + 7) / 8;
 
 inline constexpr int kLargeExpertTokens = 513;  // from here on, and for prefill, experts_large.h
 
@@ -49,8 +53,11 @@ constexpr int PlanTileRows(int64_t num_tokens, bool prefill, int num_experts, in
 }
 constexpr int64_t MaxExpertTiles(int64_t num_tokens, int num_experts, int num_chosen) {
   const int64_t pairs = num_tokens * num_chosen;
+  if (num_tokens <= kDirectTokens) {
+    const int64_t groups = (num_tokens + 7) / 8 * num_experts;
+    return pairs < groups ? pairs : groups;
+  }
   const int64_t experts = pairs < num_experts ? pairs : num_experts;
-  if (num_tokens <= kDirectTokens) return experts;
   return experts + pairs / (num_tokens >= kLargeExpertTokens ? 64 : ExpertTileRows(num_tokens));
 }
 // Likewise of the shared expert, which has all tokens; as many tiles as that makes.
@@ -66,11 +73,13 @@ constexpr int64_t NumProgress(int64_t num_tokens, int num_experts, int num_chose
 }
 // Rows of the intermediate activations for a step of num_tokens, what a tile may overrun included.
 constexpr int64_t MaxPairRows(int64_t num_tokens, int num_experts, int num_chosen) {
+  const int64_t shared = (num_tokens + 63) / 64 * 64;
+  if (num_tokens <= kDirectTokens) {
+    return shared + MaxExpertTiles(num_tokens, num_experts, num_chosen) * 8 + 64;
+  }
   const int64_t pairs = num_tokens * num_chosen;
   const int64_t experts = pairs < num_experts ? pairs : num_experts;
-  const int64_t shared = (num_tokens + 63) / 64 * 64;
-  return shared + (num_tokens <= kDirectTokens ? experts * 8 : pairs + experts * 7 + 71) / 8 * 8 +
-         64;
+  return shared + (pairs + experts * 7 + 71) / 8 * 8 + 64;
 }
 
 }  // namespace fathom::kernels

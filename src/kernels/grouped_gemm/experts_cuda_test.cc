@@ -440,7 +440,7 @@ class ExpertsCudaTest : public CudaTest {
 
 TEST_F(ExpertsCudaTest, MatchTheCpu) {
   const Sizes small{256, 128, 8, 2}, more{512, 256, 16, 6};
-  for (const int64_t tokens : {1, 5, 8, 9, 40, 70, 200}) {
+  for (const int64_t tokens : {1, 5, 8, 9, 12, 13, 40, 70, 200}) {
     Check(small, tokens, WeightDType::kFp4, false);
     Check(more, tokens, WeightDType::kFp4, tokens % 2 == 0);
   }

@@ -153,8 +153,8 @@ class Bench {
 int main(int argc, char** argv) {
   std::vector<const char*> cases(argv + 1, argv + argc);
   if (cases.empty()) {
-    cases = {"1",  "2",   "8",   "16",   "32",   "64",    "128",  "256",
-             "2p", "16p", "64p", "128p", "512p", "2048p", "8192p"};
+    cases = {"1",   "2",  "8",   "12",  "16",   "32",   "64",    "128",
+             "256", "2p", "16p", "64p", "128p", "512p", "2048p", "8192p"};
   }
   for (const char* tokens : cases) {
     fathom::kernels::Bench(std::atoi(tokens), std::strchr(tokens, 'p') != nullptr).Run();

@@ -6,9 +6,10 @@
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/grouped_gemm/expert_plan.cuh"
 #include "kernels/launch.cuh"
+#include "kernels/mma.cuh"
 #include "kernels/moe_route/moe_route_cuda.h"
 #include "kernels/ordered.cuh"
-#include "kernels/quantize/quantize.cuh"
+#include "kernels/sm90.cuh"
 #include "kernels/warp_sums.cuh"
 
 namespace fathom::kernels {
@@ -126,106 +127,131 @@ __device__ bool ReceiveScore(const RouteBoard::Score* from, uint32_t number, flo
 // Up to kDirectTokens tokens. The first block makes the plan; of the others each computes the
 // scores of a few experts and sends them with the number of the launch beside them, so that whoever
 // reads a pair of both knows that it has arrived: no counter, no fence.
-constexpr int kDirectThreads = kDirectTokens * 32;
-constexpr int kDirectWarps = kDirectTokens;
-constexpr int kDirectExperts = 2;  // of a block
-constexpr int kPrefetched = 2;     // 16-byte chunks of an expert's row: all, up to 4,096 columns
+constexpr int kDirectThreads = 512;
+constexpr int kDirectWarps = kDirectThreads / 32;
+constexpr int kDirectExperts = 8;  // of a block
+constexpr int kDirectRows = 16;    // of the tensor cores' product: tokens
+constexpr int kLoadedBlocks = 4;   // of 64 columns, of a warp, on their way at once
+constexpr int kGateBlockBytes = kDirectExperts * 128;  // of 64 columns of the gate
 
 struct DirectShared {
-  float sums[kDirectTokens][kDirectExperts][kDirectWarps];
-  RouteScratch scratch[kDirectTokens];
-  uint32_t used[kMaxExperts / 32];  // a bit an expert
+  union {
+    float sums[kDirectWarps][kDirectRows][kDirectExperts];
+    RouteScratch scratch[kDirectTokens];
+  };
+  uint32_t used[kDirectGroups][kMaxExperts / 32];  // by a group of eight tokens: a bit an expert
+  uint64_t gate_full;
 };
 
-// kTokens: that a block adds up at once.
-template <int kTokens>
+// The scores of kDirectExperts experts, whose rows of the gate are there before the wait: each warp
+// multiplies some blocks of 64 columns, of which a thread has the same columns of h and of the
+// gate, so their order does not matter. kGroups: of eight tokens.
+template <int kGroups>
 class DirectScores {
  public:
-  __device__ DirectScores(const CudaMoeRouteParams& params, DirectShared& shared)
-      : p_(params), s_(shared), first_((static_cast<int>(blockIdx.x) - 1) * kDirectExperts) {}
+  // gate: kGateBlockBytes of shared memory for each 64 columns.
+  __device__ DirectScores(const CudaMoeRouteParams& params, DirectShared& shared, std::byte* gate)
+      : p_(params),
+        s_(shared),
+        gate_(gate),
+        first_((static_cast<int>(blockIdx.x) - 1) * kDirectExperts),
+        blocks_(static_cast<int>(params.hidden / 64)) {}
 
   __device__ void Run() {
-    for (int i = 0; i < kPrefetched; ++i) LoadWeights(i, weights_[i]);
+    if (thread() == 0) {
+      BarrierInit(&s_.gate_full, 1);
+      BarrierInitFence();
+      BarrierExpectBytes(&s_.gate_full, static_cast<uint32_t>(blocks_ * kGateBlockBytes));
+    }
+    __syncthreads();
+    if (warp() == 0) FetchGate();
     WaitForPredecessor();
     AllowSuccessor();
     const uint32_t number = LaunchNumber(p_);
-    const auto tokens = static_cast<int>(p_.num_tokens);
+    float sums[kLoadedBlocks][4] = {};
 #pragma unroll 1
-    for (int t = 0; t < tokens; t += kTokens) AddUp(t);
+    for (int block = warp(); block < blocks_; block += kLoadedBlocks * kDirectWarps) {
+      Multiply(block, sums);
+    }
+    KeepSums(sums);
     __syncthreads();
     const int t = thread() / kDirectExperts, e = thread() % kDirectExperts;
-    if (t >= tokens || first_ + e >= p_.num_experts) return;
+    if (t >= p_.num_tokens || first_ + e >= p_.num_experts) return;
     float logit = 0;
-    for (const float sum : s_.sums[t][e]) logit += sum;
+#pragma unroll
+    for (int w = 0; w < kDirectWarps; ++w) logit += s_.sums[w][t][e];
     SendScore(ScoreAt(p_, t, first_ + e), Score(logit), number);
   }
 
  private:
-  static constexpr int kSums = kTokens * kDirectExperts;
-
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
-  // The first column of this thread's i-th chunk.
-  __device__ static int Column(int i) { return (thread() + i * kDirectThreads) * 8; }
+  __device__ static int warp() { return thread() / 32; }
+  __device__ static int lane() { return thread() % 32; }
+  // Where a thread's two of the eight chunks of a row's eight columns are.
+  __device__ static int Chunk(int half, int row) {
+    return row * 128 + ((lane() % 4 + half * 4) ^ row) * 16;
+  }
 
-  __device__ void LoadWeights(int i, uint4 (&w)[kDirectExperts]) const {
-    const int k = Column(i);
-    if (k >= p_.hidden) return;
-#pragma unroll
-    for (int e = 0; e < kDirectExperts; ++e) {
-      const int row = min(first_ + e, p_.num_experts - 1);
-      const int64_t tile = row / 64 * p_.gate.col_blocks() + k / 64;
-      w[e] = __ldg(reinterpret_cast<const uint4*>(p_.gate.tiles + tile * 8192 + row % 64 * 128 +
-                                                  ((k % 64 / 8) ^ (row % 8)) * 16));
+  // Eight rows of a tile of 64 lie together.
+  __device__ void FetchGate() {
+    const std::byte* from =
+        p_.gate.tiles + first_ / 64 * p_.gate.col_blocks() * 8192 + first_ % 64 * 128;
+    for (int i = lane(); i < blocks_; i += 32) {
+      BulkCopy(gate_ + i * kGateBlockBytes, from + i * int64_t{8192}, kGateBlockBytes,
+               &s_.gate_full);
     }
   }
 
-  __device__ static float Dot(uint4 a, uint4 b) {
-    const uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 u = UnpackBf16(x[i]), v = UnpackBf16(y[i]);
-      sum += u.x * v.x + u.y * v.y;
-    }
-    return sum;
-  }
-
-  // Of kTokens tokens from t on; of those that do not exist the last one's.
-  __device__ void AddUp(int t) {
+  // `first` and, kDirectWarps apart, what follows it.
+  __device__ void Multiply(int first, float (&sums)[kLoadedBlocks][4]) {
     const auto* h = reinterpret_cast<const std::byte*>(p_.h.values);
     const int last = static_cast<int>(p_.num_tokens) - 1;
-    float sums[kSums] = {};
-#pragma unroll 2
-    for (int i = 0; Column(i) < p_.hidden; ++i) {
-      uint4 x[kTokens], w[kDirectExperts];
-      for (int j = 0; j < kTokens; ++j) {
-        x[j] = *reinterpret_cast<const uint4*>(
-            h + Bf16TileOffset(min(t + j, last), Column(i), p_.h.row_groups));
-      }
-      if (i >= kPrefetched) LoadWeights(i, w);
+    uint4 x[kLoadedBlocks][kGroups][2];
 #pragma unroll
-      for (int j = 0; j < kTokens; ++j) {
-        for (int e = 0; e < kDirectExperts; ++e) {
-          const uint4 of = i == 0 ? weights_[0][e] : i == 1 ? weights_[1][e] : w[e];
-          sums[j * kDirectExperts + e] += Dot(of, x[j]);
+    for (int i = 0; i < kLoadedBlocks; ++i) {
+      const int block = min(first + i * kDirectWarps, blocks_ - 1);
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        const int token = min(g * 8 + lane() / 4, last);  // past the last one: its values
+        const std::byte* from = h + (block * p_.h.row_groups + token / 8) * kTileBytes;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          x[i][g][half] = *reinterpret_cast<const uint4*>(from + Chunk(half, token % 8));
         }
       }
     }
-    const float sum = TransposedSum(sums);
-    constexpr int kLanes = 32 / kSums;
-    const int of = thread() % 32 / kLanes, token = t + of / kDirectExperts;
-    if (thread() % kLanes == 0 && token <= last) {
-      s_.sums[token][of % kDirectExperts][thread() / 32] = sum;
+    BarrierWait(&s_.gate_full, 0);
+#pragma unroll
+    for (int i = 0; i < kLoadedBlocks; ++i) {
+      const int block = first + i * kDirectWarps;
+      if (block >= blocks_) break;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint4 w = *reinterpret_cast<const uint4*>(gate_ + block * kGateBlockBytes +
+                                                        Chunk(half, lane() / 4));
+        const uint4 low = x[i][0][half], high = kGroups == 1 ? uint4{} : x[i][kGroups - 1][half];
+        WarpMultiply(sums[i], {low.x, high.x, low.y, high.y}, w.x, w.y);
+        WarpMultiply(sums[i], {low.z, high.z, low.w, high.w}, w.z, w.w);
+      }
+    }
+  }
+
+  __device__ void KeepSums(const float (&sums)[kLoadedBlocks][4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      s_.sums[warp()][lane() / 4 + i / 2 * 8][lane() % 4 * 2 + i % 2] =
+          (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
     }
   }
 
   const CudaMoeRouteParams& p_;
   DirectShared& s_;
-  const int first_;
-  uint4 weights_[kPrefetched][kDirectExperts] = {};
+  std::byte* const gate_;
+  const int first_, blocks_;
 };
 
-// A warp routes a token as soon as it has its scores.
+// A warp routes a token as soon as it has its scores. kGroups: of eight tokens.
+template <int kGroups>
 class DirectPlan {
  public:
   __device__ DirectPlan(const CudaMoeRouteParams& params, DirectShared& shared)
@@ -235,10 +261,16 @@ class DirectPlan {
     const LaneBias bias(p_);
     const int token = thread() / p_.num_chosen;
     const bool is_pair = token < tokens_, has_pair = is_pair && p_.token_seq[token] >= 0;
-    if (thread() < kMaxExperts / 32) s_.used[thread()] = 0;
+    if (thread() < kGroups * (kMaxExperts / 32)) (&s_.used[0][0])[thread()] = 0;
     WaitForPredecessor();
     AllowSuccessor();
     const uint32_t number = LaunchNumber(p_);
+    const auto most_tiles =
+        static_cast<int>(MaxExpertTiles(tokens_, p_.num_experts, p_.num_chosen));
+    for (int row = thread(); row < most_tiles * 8; row += kDirectThreads) {
+      p_.plan.pair_weight[kGroups * 8 + row] = 0;
+    }
+    for (int n = thread(); n < 2 + most_tiles; n += kDirectThreads) p_.plan.progress[n] = 0;
     __syncthreads();
     if (warp() < tokens_) {
       float scores[kExpertsOfLane] = {};
@@ -247,24 +279,18 @@ class DirectPlan {
     }
     __syncthreads();
     const RouteScratch& own = s_.scratch[is_pair ? token : 0];
-    const int i = thread() % p_.num_chosen, expert = own.chosen[i];
-    if (has_pair) atomicOr(&s_.used[expert / 32], 1u << expert % 32);
+    const int i = thread() % p_.num_chosen, expert = own.chosen[i], group = token / 8;
+    if (has_pair) atomicOr(&s_.used[group][expert / 32], 1u << expert % 32);
     __syncthreads();
-    const int count = UsedBefore(kMaxExperts);
-    for (int row = thread(); row < count * 8; row += kDirectThreads) {
-      p_.plan.pair_weight[8 + row] = 0;
-    }
-    for (int n = thread(); n < 2 + count; n += kDirectThreads) p_.plan.progress[n] = 0;
-    __syncthreads();
-    if (thread() == 0) {
-      *p_.plan.num_tiles = count;
+    if (thread() == kDirectThreads - 1) {
+      *p_.plan.num_tiles = NumTiles();
       p_.board->launches = number;
     }
     int row = 0;
-    if (has_pair) {  // tiles are the experts that are used, in order
-      const int tile = UsedBefore(expert);
-      row = (1 + tile) * 8 + token;
-      p_.plan.tiles[tile] = {expert, 0, 1 + tile, tokens_};
+    if (has_pair) {  // tiles are the experts that are used, in order, each one's groups together
+      const int tile = TilesBefore(expert, group);
+      row = (kGroups + tile) * 8 + token % 8;
+      p_.plan.tiles[tile] = {expert, group, kGroups + tile, min(8, tokens_ - group * 8)};
       p_.plan.pair_weight[row] = own.weights[i];
     }
     if (is_pair) p_.plan.pair_of[thread()] = row;
@@ -288,14 +314,24 @@ class DirectPlan {
     __syncwarp();
   }
 
-  // Experts below `expert` that have a pair.
-  __device__ int UsedBefore(int expert) const {
+  // A group of tokens at an expert that one of them chose is a tile: those of experts below
+  // `expert`, and the expert's own of groups before `group`.
+  __device__ int TilesBefore(int expert, int group) const {
     int count = 0;
 #pragma unroll
-    for (int i = 0; i < kMaxExperts / 32; ++i) {
-      const int bits = min(max(expert - i * 32, 0), 32);
-      const uint32_t mask = bits == 32 ? 0xffffffffu : (1u << bits) - 1;
-      count += __popc(s_.used[i] & mask);
+    for (int g = 0; g < kGroups; ++g) {
+      for (int i = 0; i < expert / 32; ++i) count += __popc(s_.used[g][i]);
+      const uint32_t word = s_.used[g][expert / 32];
+      count += __popc(word & ((1u << expert % 32) - 1));
+      if (g < group) count += static_cast<int>(word >> expert % 32 & 1);
+    }
+    return count;
+  }
+  __device__ int NumTiles() const {
+    int count = 0;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      for (int i = 0; i < (p_.num_experts + 31) / 32; ++i) count += __popc(s_.used[g][i]);
     }
     return count;
   }
@@ -305,14 +341,15 @@ class DirectPlan {
   const int tokens_;
 };
 
-template <int kTokens>
+template <int kGroups>
 __global__ void __launch_bounds__(kDirectThreads)
     RouteDirectKernel(const __grid_constant__ CudaMoeRouteParams p) {
+  extern __shared__ __align__(128) std::byte gate[];
   __shared__ DirectShared shared;
   if (blockIdx.x == 0) {
-    DirectPlan(p, shared).Run();
+    DirectPlan<kGroups>(p, shared).Run();
   } else {
-    DirectScores<kTokens>(p, shared).Run();
+    DirectScores<kGroups>(p, shared, gate).Run();
   }
 }
 
@@ -551,11 +588,10 @@ void LaunchDirect(const CudaMoeRouteParams& p, device::Stream& stream) {
   const auto blocks =
       1 + (static_cast<unsigned>(p.num_experts) + kDirectExperts - 1) / kDirectExperts;
   const auto launch = [&](auto kernel) {
-    LaunchKernel(kernel, blocks, kDirectThreads, 0, stream, p);
+    LaunchKernel(kernel, blocks, kDirectThreads,
+                 static_cast<size_t>(p.hidden / 64 * kGateBlockBytes), stream, p);
   };
-  if (p.num_tokens == 1) return launch(RouteDirectKernel<1>);
-  if (p.num_tokens == 2) return launch(RouteDirectKernel<2>);
-  p.num_tokens <= 4 ? launch(RouteDirectKernel<4>) : launch(RouteDirectKernel<8>);
+  p.num_tokens <= 8 ? launch(RouteDirectKernel<1>) : launch(RouteDirectKernel<2>);
 }
 
 }  // namespace
