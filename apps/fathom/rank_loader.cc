@@ -244,8 +244,11 @@ Status LoadRanks(const ModelOptions& options, const RankModelOptions& model_opti
   std::vector<std::unique_ptr<checkpoint::TensorSource>> sources;
   ASSIGN_OR_RETURN(const std::vector<Partners> partners, JoinGpus(options, model_options, ranks));
   for (SessionRank& rank : ranks) {
-    ASSIGN_OR_RETURN(const checkpoint::Shard shard,
+    ASSIGN_OR_RETURN(checkpoint::Shard shard,
                      checkpoint::MakeShard(model_options.config, options.parallel, rank.place));
+    if (rank.device->kind() == device::DeviceKind::kCuda) {
+      shard = WithWholeAttention(model_options.config, options.parallel, std::move(shard));
+    }
     rank.config = shard.config;
     sources.push_back(std::make_unique<ReportingSource>(
         checkpoint::MakeShardedSource(source, model_options.config, shard), progress));

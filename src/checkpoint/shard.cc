@@ -84,4 +84,21 @@ Result<Shard> MakeShard(const config::ModelConfig& config, const config::Paralle
   return shard;
 }
 
+Shard WithWholeAttention(const config::ModelConfig& config, const config::ParallelConfig& parallel,
+                         Shard shard) {
+  const int size = parallel.tensor_parallel_size;
+  if (size == 1 || size > config.o_groups || parallel.data_parallel_size > 1 ||
+      parallel.enable_expert_parallel) {
+    return shard;
+  }
+  const int64_t heads = int64_t{config.num_heads} * config.head_dim;
+  const int64_t grouped = int64_t{config.o_groups} * config.o_lora_rank;
+  // FP8: wq_b, wo_a, wo_b.
+  const int64_t layer = heads * config.q_lora_rank + grouped * (heads / config.o_groups) +
+                        grouped * config.hidden_size;
+  const int64_t others = shard.layers.size() * layer * (size - 1) / size;
+  shard.whole_attention = others <= kMaxOthersAttentionBytes;
+  return shard;
+}
+
 }  // namespace fathom::checkpoint

@@ -179,6 +179,36 @@ TEST(Shard, OfficialModelsSplitEvenly) {
   }
 }
 
+TEST(Shard, AGpuMayHaveAllOfAttention) {
+  const ModelConfig config = Config();
+  const auto whole = MakeSyntheticSource(config, 1);
+  const ParallelConfig parallel{.tensor_parallel_size = 2};
+  const Shard shard = WithWholeAttention(config, parallel, MustMakeShard(config, parallel, 1));
+  ASSERT_TRUE(shard.whole_attention);
+  EXPECT_EQ(shard.config.num_heads, config.num_heads / 2);
+  const auto source = MakeShardedSource(*whole, config, shard);
+  for (const TensorInfo& tensor : source->tensors()) {
+    const TensorInfo& all = *whole->Find(tensor.name);
+    if (tensor.name.find(".attn.") == std::string::npos) continue;
+    EXPECT_EQ(ReadAll(*source, tensor), ReadAll(*whole, all)) << tensor.name;
+  }
+  EXPECT_LT(source->Find("layers.3.ffn.shared_experts.w2.weight")->bytes,
+            whole->Find("layers.3.ffn.shared_experts.w2.weight")->bytes);
+}
+
+TEST(Shard, AllOfAttentionIsThereWhereItHasRoomAndEveryRankHasHeads) {
+  const auto has = [](const ModelConfig& config, const ParallelConfig& parallel) {
+    const Shard shard = MustMakeShard(config, parallel, 0);
+    return WithWholeAttention(config, parallel, shard).whole_attention;
+  };
+  const ModelConfig flash = MustParseConfig(PresetText("flash"));
+  for (const int size : {2, 4, 8}) EXPECT_TRUE(has(flash, {.tensor_parallel_size = size}));
+  EXPECT_FALSE(has(flash, {}));
+  EXPECT_FALSE(has(flash, {.tensor_parallel_size = 16}));  // than output groups
+  EXPECT_FALSE(has(flash, {.data_parallel_size = 2, .enable_expert_parallel = true}));
+  EXPECT_FALSE(has(MustParseConfig(PresetText("pro")), {.tensor_parallel_size = 8}));  // 15 GB
+}
+
 TEST(Shard, WhatCannotBeCutIsRefused) {
   const ModelConfig config = Config();
   const auto refusal = [&](const ParallelConfig& parallel) {

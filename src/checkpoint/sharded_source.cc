@@ -109,6 +109,7 @@ class ShardedSource final : public TensorSource {
       return name.find(part) != std::string_view::npos;
     };
     if (name == "head.weight") return Cut{config_.vocab_size, shard_.vocabulary};
+    if (shard_.whole_attention && is(".attn.")) return {};
     if (is(".attn.wq_b.")) return groups(group_heads * config_.head_dim);
     if (is(".attn.attn_sink")) return groups(group_heads);
     if (is(".attn.wo_a.")) return groups(config_.o_lora_rank);

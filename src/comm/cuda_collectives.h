@@ -23,6 +23,10 @@ class CudaCollectives {
   // CudaGroupOptions' shared_bytes on this rank's GPU.
   std::byte* shared_memory() const { return shared_memory_; }
 
+  // Whether what the others would send is there; made up, it is finite numbers, but no choice of
+  // experts.
+  virtual bool has_others() const { return true; }
+
   // Whether an exchange may be captured into a graph; otherwise the host takes part.
   virtual bool is_captured() const = 0;
 
@@ -30,8 +34,8 @@ class CudaCollectives {
   // known to them. Of none: it cannot.
   virtual kernels::Mirrors mirrors() const { return {}; }
 
-  // At most two matrices in shared memory, at the same places on every rank; none of that memory is
-  // in two gathers in a row.
+  // At most kMaxGatheredMatrices in shared memory, at the same places on every rank; none of that
+  // memory is in two gathers in a row.
   virtual Status Gather(std::span<const kernels::GatheredMatrix> matrices,
                         device::Stream& stream) = 0;
 

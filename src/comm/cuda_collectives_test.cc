@@ -80,7 +80,9 @@ class CudaCollectivesTest : public testing::TestWithParam<std::tuple<Kind, int>>
   }
 
   void ExpectTiles(int64_t tokens, int k, const kernels::RankParts& blocks);
-  void ExpectOutput(int64_t tokens, int k, const kernels::RankParts& columns);
+  // shares: whose each token is; empty: all ranks'.
+  void ExpectOutput(int64_t tokens, int k, const kernels::RankParts& columns,
+                    const kernels::RankParts& shares = {});
   void ExpectLogits(int64_t rows, const kernels::RankParts& columns);
 
   std::unique_ptr<TestRanks> ranks_;
@@ -187,7 +189,8 @@ struct Output {
   }
 };
 
-void CudaCollectivesTest::ExpectOutput(int64_t tokens, int k, const kernels::RankParts& columns) {
+void CudaCollectivesTest::ExpectOutput(int64_t tokens, int k, const kernels::RankParts& columns,
+                                       const kernels::RankParts& shares) {
   const int64_t hidden = columns.begin[ranks_->size()];
   const Output output(tokens, hidden, k, static_cast<uint32_t>(tokens * 100 + k));
   const auto count = static_cast<size_t>(tokens * hidden);
@@ -203,13 +206,16 @@ void CudaCollectivesTest::ExpectOutput(int64_t tokens, int k, const kernels::Ran
                                     .output = output.OnGpu(own, pairs),
                                     .columns = columns,
                                     .num_tokens = tokens,
-                                    .y = y},
+                                    .y = y,
+                                    .tokens = shares},
                                    *rank.stream)
                     .ok());
     rank.collectives->EndStep(*rank.stream);
     const auto got = rank.Download<BFloat16>(y, count);
     EXPECT_TRUE(rank.collectives->Check().ok());
-    for (int64_t i = 0; i < tokens * hidden; ++i) {
+    const bool all = shares.begin[ranks_->size()] == 0;
+    const int64_t first = all ? 0 : shares.begin[r], end = all ? tokens : shares.begin[r + 1];
+    for (int64_t i = first * hidden; i < end * hidden; ++i) {
       ASSERT_EQ(got[static_cast<size_t>(i)].bits, output.Value(i / hidden, i % hidden).bits)
           << "rank " << r << " value " << i << " of " << tokens << " tokens";
     }
@@ -258,6 +264,11 @@ TEST_P(CudaCollectivesTest, OutputsOfAllRanksMeet) {
     ExpectOutput(tokens, 2, Parts(ranks_->size(), 256, 128, /*empty=*/true));
   }
   ExpectOutput(8000, 0, Parts(ranks_->size(), 4096, 128));
+  for (const int64_t tokens : {512, 2048}) {
+    const kernels::RankParts shares = Parts(ranks_->size(), tokens, 128);
+    ExpectOutput(tokens, 6, Parts(ranks_->size(), 640, 128), shares);
+    ExpectOutput(tokens, 0, Parts(ranks_->size(), 4096, 128), shares);
+  }
   ExpectOutput(1, 0, Parts(ranks_->size(), 4096, 128));
 }
 

@@ -16,6 +16,7 @@ class LoneRank final : public CudaCollectives {
   LoneRank(int rank, int size, std::shared_ptr<std::byte> shared)
       : CudaCollectives(rank, size, shared.get()), shared_(std::move(shared)) {}
 
+  bool has_others() const override { return false; }
   bool is_captured() const override { return true; }
   Status Gather(std::span<const kernels::GatheredMatrix>, device::Stream&) override {
     return OkStatus();

@@ -21,10 +21,12 @@ TEST(CudaMemoryPlan, TheWorkspaceOfAStepIsWhatIsAllocated) {
       for (const int tokens : {2048, 8192}) {
         for (const int64_t context : {int64_t{32768}, int64_t{1} << 20}) {
           const ModelLimits limits{tokens, 64, context};
+          const int64_t head_rows =
+              MostHeadRows(limits, shard.config.num_heads, config->num_heads, tensor);
           const int64_t shared = SharedWorkspaceBytes(
               *config, limits, int64_t{config->o_groups} * config->o_lora_rank);
           const int64_t allocated =
-              CudaWorkspaceBytes(shard.config, limits) +
+              CudaWorkspaceBytes(shard.config, limits, head_rows) +
               (tensor > 1 ? kernels::MakePeerLayout(tensor, shared).bytes : shared);
           const int64_t planned = StepWorkspaceBytes(shard, parallel, limits);
           EXPECT_GT(planned, allocated - allocated / 100) << preset << " " << tensor;
@@ -47,7 +49,7 @@ TEST(CudaMemoryPlan, DataRanksTakeWhatIsPlanned) {
       const auto exchange = kernels::MakeExpertExchangeLayout(ranks, tokens, config->hidden_size,
                                                               config->num_experts_per_token);
       const int64_t allocated =
-          CudaWorkspaceBytes(shard.config, limits, ranks) +
+          CudaWorkspaceBytes(shard.config, limits, MostHeadRows(limits, config->num_heads), ranks) +
           SharedWorkspaceBytes(*config, limits, int64_t{config->o_groups} * config->o_lora_rank,
                                ranks) +
           kernels::MakePeerLayout(ranks, exchange.bytes).bytes;

@@ -1,5 +1,6 @@
 // Several GPUs have the bits of one, whatever carries what they exchange: the built-in model, and
-// four layers as wide as Flash's; prompts in chunks of every way to exchange, decodes as graphs.
+// four layers as wide as Flash's; prompts in chunks of every way to exchange, whole and with their
+// tokens shared out, decodes as graphs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@ namespace fathom::model {
 namespace {
 
 constexpr int kMaxSeqs = 20, kMaxLength = 500;
+constexpr int kSharedLength = 3000;  // of tokens that are shared out, past the first scored ones
 
 struct Layout {
   const char* name;
@@ -47,21 +49,22 @@ class CudaRanksTest : public testing::TestWithParam<Layout> {
     if (count < size) GTEST_SKIP() << size << " GPUs are needed, there are " << count;
   }
 
-  void MakeModels(TestSource source, int max_seqs) {
+  void MakeModels(TestSource source, int max_seqs, int max_length = kMaxLength) {
     source_ = std::move(source);
     const int size = GetParam().num_ranks;
-    const ModelLimits limits{.max_batched_tokens = max_seqs * kMaxLength,
+    const ModelLimits limits{.max_batched_tokens = max_seqs * max_length,
                              .max_num_seqs = max_seqs,
-                             .max_model_len = kMaxLength};
+                             .max_model_len = max_length};
     auto group = GetParam().make(comm::FirstGpus(size), GroupOptions(source_.config, limits, size));
     if (group.status().code() == StatusCode::kNotFound) GTEST_SKIP() << group.status().message();
     ASSERT_TRUE(group.ok()) << group.status().message();
-    alone_ = source_.OnGpu(0, max_seqs, kMaxLength);
+    alone_ = source_.OnGpu(0, max_seqs, max_length);
     for (int r = 0; r < size; ++r) {
       const config::ParallelConfig parallel{.tensor_parallel_size = size};
-      ranks_.push_back(source_.OnGpu(r, max_seqs, kMaxLength,
-                                     {.collectives = (*group)[static_cast<size_t>(r)]},
-                                     {parallel, PlaceOf(parallel, r), nullptr}));
+      ranks_.push_back(
+          source_.OnGpu(r, max_seqs, max_length,
+                        {.poison_scratch = true, .collectives = (*group)[static_cast<size_t>(r)]},
+                        {parallel, PlaceOf(parallel, r), nullptr}));
     }
   }
 
@@ -122,6 +125,38 @@ class CudaRanksTest : public testing::TestWithParam<Layout> {
     }
   }
 
+  // Steps of several sequences, steps[i][s] tokens of the s-th: prompts of any length beside each
+  // other and beside single tokens. Only a step's last tokens have logits.
+  void ExpectTheBatchesOfOne(const std::vector<std::vector<int>>& steps) {
+    const auto run = [&](TestModel& model) {
+      model.set_last_logits_only();
+      std::vector<TestSequence> sequences;
+      for (size_t s = 0; s < steps[0].size(); ++s) {
+        int length = 0;
+        for (const std::vector<int>& step : steps) length += step[s];
+        sequences.push_back(
+            model.Add(RandomTokens(source_.config, length, static_cast<uint32_t>(s) + 9)));
+      }
+      std::vector<TestSequence*> pointers;
+      for (TestSequence& s : sequences) pointers.push_back(&s);
+      std::vector<int32_t> ids;
+      for (const std::vector<int>& step : steps) {
+        model.Step(pointers, step);
+        ids.insert(ids.end(), model.expert_ids().begin(), model.expert_ids().end());
+      }
+      return std::pair(std::move(sequences), std::move(ids));
+    };
+    const auto [expected, expected_ids] = run(*alone_);
+    std::vector<std::pair<std::vector<TestSequence>, std::vector<int32_t>>> actual(ranks_.size());
+    OnAll([&](size_t r) { actual[r] = run(*ranks_[r]); });
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      EXPECT_EQ(actual[r].second, expected_ids) << "rank " << r;
+      for (size_t s = 0; s < expected.size(); ++s) {
+        EXPECT_EQ(actual[r].first[s].logits, expected[s].logits) << "rank " << r << ", " << s;
+      }
+    }
+  }
+
   // Prompts and greedy tokens in one batch.
   void ExpectTheTextOfOne(int num_prompts, int length) {
     const auto expected = Greedy(*alone_, num_prompts, length);
@@ -163,6 +198,33 @@ TEST_P(CudaRanksTest, LayersAsWideAsFlashWriteTheTextOfOneGpu) {
   MakeModels(WideModel(), 40);
   if (ranks_.empty()) return;
   for (const int num_prompts : {2, 4, 12, 22}) ExpectTheTextOfOne(num_prompts, 8);
+}
+
+// On two ranks from 256 tokens on, on four from 512. Behind 2,052 tokens selections are scored.
+TEST_P(CudaRanksTest, SharedOutPromptsHaveTheBitsOfOneGpu) {
+  MakeModels(WideModel(), 1, kSharedLength);
+  if (ranks_.empty()) return;
+  ExpectTheBitsOfOne(RandomTokens(source_.config, kSharedLength, 2),
+                     {1000, 600, 511, 640, 129, 100, 20});
+}
+
+TEST_P(CudaRanksTest, SharedOutPromptsOfTheBuiltInModelHaveTheBitsOfOneGpu) {
+  MakeModels(OpenTinyModel(), 2, kSharedLength);
+  if (ranks_.empty()) return;
+  const auto text = OwnText(*alone_, kMaxLength, 1).token_ids;
+  std::vector<int32_t> repeated;
+  while (repeated.size() + text.size() <= size_t{kSharedLength}) {
+    repeated.insert(repeated.end(), text.begin(), text.end());
+  }
+  ExpectTheBitsOfOne(repeated, {256, 257, 255, 1024, 513, 512, 100, 1});
+}
+
+TEST_P(CudaRanksTest, SharedOutBatchesHaveTheBitsOfOneGpu) {
+  MakeModels(WideModel(), 5, 1000);
+  if (ranks_.empty()) return;
+  // A share ends in the middle of a prompt, and holds whole ones.
+  ExpectTheBatchesOfOne(
+      {{301, 77, 450, 1, 2}, {1, 1, 500, 1, 5}, {1, 1, 1, 1, 1}, {130, 127, 1, 128, 600}});
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, CudaRanksTest,

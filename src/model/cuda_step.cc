@@ -143,7 +143,7 @@ CudaStep StepUploader::Upload(const ForwardBatch& batch, int num_decodes, device
   b.block_tables = image.PutRows(batch.block_tables, seqs, batch.max_blocks, b.max_blocks);
   if (!step.prefill) step.max_entries = b.max_blocks * (kv_cache::kBlockTokens / 4);
   b.num_seqs = seqs;
-  b.num_tokens = tokens;
+  b.num_tokens = step.total_tokens = tokens;
   step.num_logits_rows = static_cast<int64_t>(rows_.size());
   device::CheckCuda(stream.Copy(workspace_.batch, place.host, image.bytes()), stream, __FILE__,
                     __LINE__);

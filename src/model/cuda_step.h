@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/batch_cuda.h"
+#include "kernels/gemm/gemm_cuda.h"
 #include "model/cuda_workspace.h"
 #include "model/model.h"
 
@@ -21,6 +22,10 @@ namespace fathom::model {
 
 struct CudaStep {
   kernels::CudaBatch batch;
+  // Where tensor ranks share out the tokens (token_shares.h), what a rank does for its own is a
+  // step of these: token_seq, positions and the arrays below begin with the first of them.
+  int first_token = 0;
+  int total_tokens = 0;                    // of the step that is shared out, or of this one
   const int32_t* token_ids = nullptr;      // [num_tokens], as the host knows them
   const int32_t* token_sources = nullptr;  // [num_tokens], into sampled; -1: token_ids has it
   const int32_t* sampled = nullptr;
@@ -38,7 +43,18 @@ struct CudaStep {
   float* logits = nullptr;
   device::Stream* stream = nullptr;
   ChoiceRecorder* recorder = nullptr;
+
+  bool is_share() const { return batch.num_tokens < total_tokens; }
 };
+
+// Of the tiles of activations (kernels/tiles.cuh): of the step's own tokens, and of all, where what
+// they leave lies as if one rank had run them.
+inline int64_t RowGroups(const CudaStep& step) {
+  return kernels::PaddedTokens(step.batch.num_tokens, step.prefill) / kernels::kTileRows;
+}
+inline int64_t TotalRowGroups(const CudaStep& step) {
+  return kernels::PaddedTokens(step.total_tokens, step.prefill) / kernels::kTileRows;
+}
 
 // A step in which every sequence runs one token, none of a prompt, and wants its logits.
 inline bool IsDecode(const ForwardBatch& batch) {

@@ -253,7 +253,7 @@ class Planner {
     b.wo_b = Tiled(w.attn.wo_b, TileKind::kFp8);
     b.q_norm = Norm(w.attn.q_norm, c.q_lora_rank);
     b.kv_norm = Norm(w.attn.kv_norm, c.head_dim);
-    b.sink = Floats(w.attn.sink, c.num_heads);
+    b.sink = Floats(w.attn.sink, w.attn.wq_b.rows / c.head_dim);
     b.compressor = Compressor(w.attn.compressor, c.head_dim);
     b.index_compressor = Compressor(w.attn.indexer.compressor, c.index_head_dim);
     if (w.attn.indexer.wq_b.data != nullptr) {

@@ -15,6 +15,17 @@
 
 namespace fathom::model {
 
+// Rows [begin, begin + rows) of a matrix, from a multiple of 128 on.
+constexpr kernels::TiledMatrix RowsOf(const kernels::TiledMatrix& whole, int64_t begin,
+                                      int64_t rows) {
+  kernels::TiledMatrix part = whole;
+  part.rows = rows;
+  part.tiles +=
+      begin / kernels::kTileMatrixRows * whole.col_blocks() * kernels::TileMatrixBytes(whole.kind);
+  if (whole.scales != nullptr) part.scales += begin / 128 * whole.col_blocks();
+  return part;
+}
+
 struct CudaHyperConnection {
   const float* fn = nullptr;
   const float* base = nullptr;

@@ -10,6 +10,7 @@
 #include "kernels/sparse_attention/sparse_attention_cuda.h"
 #include "model/carver.h"
 #include "model/deepseek_v4_cuda.h"
+#include "model/token_shares.h"
 
 namespace fathom::model {
 namespace {
@@ -30,8 +31,14 @@ int64_t MostTokens(const ModelLimits& limits, int num_data_ranks) {
   return num_data_ranks * ((int64_t{limits.max_batched_tokens} + 7) / 8 * 8);
 }
 
-void Carve(const config::ModelConfig& c, const ModelLimits& limits, int num_data_ranks,
-           CudaCarver& carver, CudaWorkspace& w) {
+void CarveState(int64_t num_tokens, CudaCarver& carver, kernels::HyperConnectionState& state) {
+  carver.Take(state.post, num_tokens * 4);
+  carver.Take(state.comb_logits, num_tokens * 16);
+  carver.Take(state.comb, num_tokens * 16);
+}
+
+void Carve(const config::ModelConfig& c, const ModelLimits& limits, int64_t head_rows,
+           int num_data_ranks, CudaCarver& carver, CudaWorkspace& w) {
   const int64_t m = limits.max_batched_tokens, rows = kernels::PaddedTokens(m, /*prefill=*/true);
   const int64_t hidden = c.hidden_size;
   const int64_t max_blocks = MaxTableBlocks(limits);
@@ -45,24 +52,14 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, int num_data
   carver.Take(w.token_ids, m);
   carver.Take(w.angles_plain, m * 64);
   carver.Take(w.angles_compressed, m * 64);
-  carver.Take(w.streams, m * 4 * hidden);
-  for (kernels::HyperConnectionState* state : {&w.attn_state, &w.ffn_state}) {
-    carver.Take(state->post, m * 4);
-    carver.Take(state->comb_logits, m * 16);
-    carver.Take(state->comb, m * 16);
-  }
+  CarveState(m, carver, w.attn_state);
   carver.Take(w.boundary_scratch, kernels::BoundaryScratchFloats(m, hidden));
   carver.Take(w.h, rows * hidden);
-  carver.Take(w.h_fp8, rows * hidden);
-  carver.Take(w.h_scales, rows * hidden / 128);
   carver.Take(w.qr, m * c.q_lora_rank);
-  carver.Take(w.kv, m * c.head_dim);
-  carver.Take(w.compressed, m * 4 * c.head_dim);
-  carver.Take(w.index_compressed, m * 4 * c.index_head_dim);
   carver.Take(w.index_projected, m * c.index_num_heads);
   carver.Take(w.qr_fp8, rows * c.q_lora_rank);
   carver.Take(w.qr_scales, rows * c.q_lora_rank / 128);
-  carver.Take(w.q, m * c.num_heads * c.head_dim);
+  carver.Take(w.q, head_rows * c.head_dim);
   carver.Take(w.index_q, m * c.index_num_heads * c.index_head_dim);
   carver.Take(w.selected, m * c.index_topk);
   carver.Take(w.num_selected, m);
@@ -72,11 +69,9 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, int num_data
                std::min(kernels::IndexWorkspaceBytes(tokens, c.index_num_heads, entries),
                         kMaxIndexWorkspaceBytes));
   carver.Take(w.index_workspace, w.index_workspace_bytes);
-  carver.Take(w.attention_out, rows * c.num_heads * c.head_dim);
+  carver.Take(w.attention_out, head_rows * c.head_dim);
   carver.Take(w.attention_workspace, kernels::SparseAttentionWorkspaceBytes(c.num_heads) / 4);
   carver.Take(w.router_scores, m * c.num_experts);
-  carver.Take(w.expert_ids, c.num_layers * m * c.num_experts_per_token);
-  carver.Take(w.expert_weights, m * c.num_experts_per_token);
   w.pair_rows = MaxPairRowsOf(c, limits, num_data_ranks);
   const int64_t most_tokens = MostTokens(limits, num_data_ranks);
   int64_t max_tiles = 0, num_progress = 0;
@@ -101,7 +96,16 @@ void CarveShared(const config::ModelConfig& c, const ModelLimits& limits, int64_
                  int num_data_ranks, CudaCarver& carver, CudaWorkspace& w) {
   const int64_t m = limits.max_batched_tokens, rows = kernels::PaddedTokens(m, /*prefill=*/true);
   const int64_t pair_rows = MaxPairRowsOf(c, limits, num_data_ranks);
-  const int64_t intermediate = c.moe_intermediate_size;
+  const int64_t intermediate = c.moe_intermediate_size, hidden = c.hidden_size;
+  carver.Take(w.streams, rows * 4 * hidden);
+  CarveState(rows, carver, w.ffn_state);
+  carver.Take(w.kv, rows * c.head_dim);
+  carver.Take(w.compressed, rows * 4 * c.head_dim);
+  carver.Take(w.index_compressed, rows * 4 * c.index_head_dim);
+  carver.Take(w.h_fp8, rows * hidden);
+  carver.Take(w.h_scales, rows * hidden / 128);
+  carver.Take(w.expert_ids, c.num_layers * rows * c.num_experts_per_token);
+  carver.Take(w.expert_weights, rows * c.num_experts_per_token);
   carver.Take(w.grouped_fp8, rows * grouped_columns);
   carver.Take(w.grouped_scales, rows * grouped_columns / 128);
   carver.Take(w.y, m * c.hidden_size);
@@ -144,11 +148,17 @@ int64_t SharedWorkspaceBytes(const config::ModelConfig& config, const ModelLimit
 }
 
 int64_t CudaWorkspaceBytes(const config::ModelConfig& config, const ModelLimits& limits,
-                           int num_data_ranks) {
+                           int64_t head_rows, int num_data_ranks) {
   CudaWorkspace ignored;
   CudaCarver sizes(nullptr);
-  Carve(config, limits, num_data_ranks, sizes, ignored);
+  Carve(config, limits, head_rows, num_data_ranks, sizes, ignored);
   return sizes.bytes();
+}
+
+int64_t MostHeadRows(const ModelLimits& limits, int num_heads, int64_t all_heads, int num_ranks) {
+  const int64_t tokens = limits.max_batched_tokens;
+  return std::max(kernels::PaddedTokens(tokens, /*prefill=*/true) * num_heads,
+                  LargestShare(tokens, num_ranks) * all_heads);
 }
 
 comm::CudaGroupOptions GroupOptions(const config::ModelConfig& config, const ModelLimits& limits,
@@ -163,12 +173,12 @@ comm::CudaGroupOptions GroupOptions(const config::ModelConfig& config, const Mod
 
 Result<std::unique_ptr<CudaWorkspace>> MakeCudaWorkspace(
     const config::ModelConfig& config, const ModelLimits& limits, int64_t grouped_columns,
-    std::byte* shared_memory, int num_data_ranks, device::Device& device) {
+    int64_t head_rows, std::byte* shared_memory, int num_data_ranks, device::Device& device) {
   auto workspace = std::make_unique<CudaWorkspace>();
   ASSIGN_OR_RETURN(workspace->buffer,
-                   device.Allocate(CudaWorkspaceBytes(config, limits, num_data_ranks)));
+                   device.Allocate(CudaWorkspaceBytes(config, limits, head_rows, num_data_ranks)));
   CudaCarver pieces(workspace->buffer.data());
-  Carve(config, limits, num_data_ranks, pieces, *workspace);
+  Carve(config, limits, head_rows, num_data_ranks, pieces, *workspace);
   if (shared_memory == nullptr) {
     ASSIGN_OR_RETURN(
         workspace->shared_buffer,

@@ -1,7 +1,8 @@
 // The scratch of a forward pass on a GPU, allocated once for the limits. One forward at a time.
 // Every piece is sized for M = max_batched_tokens rows, tiles for PaddedTokens(M, prefill). What
 // tensor ranks complete for each other is as large on each and lies in their shared memory
-// (comm/cuda_collectives.h). What experts need is sized for the tokens of all data ranks.
+// (comm/cuda_collectives.h), and so does what they give each other of shared out tokens
+// (token_shares.h). What experts need is sized for the tokens of all data ranks.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -24,7 +25,7 @@ struct CudaWorkspace {
   std::byte* index_counters = nullptr;         // zero between steps
   kernels::RouteBoard* route_board = nullptr;  // zero at first
 
-  // All of the rest: nothing in it outlives a step.
+  // All of the rest, but for what is shared: nothing in it outlives a step.
   std::byte* scratch = nullptr;
   int64_t scratch_bytes = 0;
 
@@ -35,38 +36,39 @@ struct CudaWorkspace {
   int32_t* token_ids = nullptr;        // [M], those sampled on the device, too
   float* angles_plain = nullptr;       // [M, 64]
   float* angles_compressed = nullptr;  // [M, 64]
-  __nv_bfloat16* streams = nullptr;    // [M, 4, H]
-  kernels::HyperConnectionState attn_state, ffn_state;
+  kernels::HyperConnectionState attn_state;
   float* boundary_scratch = nullptr;
-  __nv_bfloat16* h = nullptr;  // tiles [M, H]
-  uint8_t* h_fp8 = nullptr;
-  float* h_scales = nullptr;
+  __nv_bfloat16* h = nullptr;                // tiles [M, H]
   __nv_bfloat16* qr = nullptr;               // [M, q_lora_rank]
-  __nv_bfloat16* kv = nullptr;               // [M, 512]
-  float* compressed = nullptr;               // [M, 4 * 512]: c, z
-  float* index_compressed = nullptr;         // [M, 4 * 128]
   __nv_bfloat16* index_projected = nullptr;  // [M, index heads]
   uint8_t* qr_fp8 = nullptr;                 // tiles [M, q_lora_rank]
   float* qr_scales = nullptr;
-  __nv_bfloat16* q = nullptr;        // [M, heads * 512]
+  __nv_bfloat16* q = nullptr;        // [M, heads * 512], or of all heads some tokens'
   __nv_bfloat16* index_q = nullptr;  // [M, index heads * 128]
   int32_t* selected = nullptr;       // [M, index_topk]
   int32_t* num_selected = nullptr;   // [M]
   std::byte* index_workspace = nullptr;
   int64_t index_workspace_bytes = 0;
-  __nv_bfloat16* attention_out = nullptr;  // tiles [M, heads * 512]
+  __nv_bfloat16* attention_out = nullptr;  // tiles, likewise
   float* attention_workspace = nullptr;
   float* router_scores = nullptr;  // [M, experts]
-  int32_t* expert_ids = nullptr;   // [layers, T, k], T tokens of the step
-  float* expert_weights = nullptr;
   kernels::ExpertPlan plan;
   int64_t pair_rows = 0;        // MaxPairRowsOf
   uint8_t* gathered = nullptr;  // tiles [pair rows, H]
   float* gathered_scales = nullptr;
   __nv_bfloat16* pairs = nullptr;  // [pair rows, H]
 
-  // Shared, likewise gone after a step.
-  uint8_t* grouped_fp8 = nullptr;  // tiles [M, grouped columns]
+  // Shared, likewise gone after a step. R: the rows of the step's tiles.
+  __nv_bfloat16* streams = nullptr;  // [M, 4, H]
+  kernels::HyperConnectionState ffn_state;
+  __nv_bfloat16* kv = nullptr;        // [M, 512]
+  float* compressed = nullptr;        // [M, 4 * 512]: c, z
+  float* index_compressed = nullptr;  // [M, 4 * 128]
+  uint8_t* h_fp8 = nullptr;           // tiles [M, H]
+  float* h_scales = nullptr;
+  int32_t* expert_ids = nullptr;    // [layers, R, k]
+  float* expert_weights = nullptr;  // [R, k]
+  uint8_t* grouped_fp8 = nullptr;   // tiles [M, grouped columns]
   float* grouped_scales = nullptr;
   __nv_bfloat16* y = nullptr;  // [M, H]
   uint8_t* t = nullptr;        // tiles [pair rows, I]
@@ -78,13 +80,18 @@ struct CudaWorkspace {
 // `grouped_columns`: what wo_b reads, of all tensor ranks.
 int64_t SharedWorkspaceBytes(const config::ModelConfig& config, const ModelLimits& limits,
                              int64_t grouped_columns, int num_data_ranks = 1);
-// Without the shared part.
+// Without the shared part. `head_rows`: MostHeadRows.
 int64_t CudaWorkspaceBytes(const config::ModelConfig& config, const ModelLimits& limits,
-                           int num_data_ranks = 1);
+                           int64_t head_rows, int num_data_ranks = 1);
 // `shared_memory`: SharedWorkspaceBytes on the device, which outlive it; null: it has its own.
 Result<std::unique_ptr<CudaWorkspace>> MakeCudaWorkspace(
     const config::ModelConfig& config, const ModelLimits& limits, int64_t grouped_columns,
-    std::byte* shared_memory, int num_data_ranks, device::Device& device);
+    int64_t head_rows, std::byte* shared_memory, int num_data_ranks, device::Device& device);
+
+// Rows of queries, one a token and head, at most: all tokens' of the `num_heads` that are a rank's
+// own, or those of all heads of its share of the tokens. all_heads 0: tokens are not shared out.
+int64_t MostHeadRows(const ModelLimits& limits, int num_heads, int64_t all_heads = 0,
+                     int num_ranks = 1);
 
 // Rows of a step's pairs of tokens and experts, at most.
 int64_t MaxPairRowsOf(const config::ModelConfig& config, const ModelLimits& limits,

@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 #include <vector>
 
 #include "base/check.h"
 #include "base/log.h"
 #include "checkpoint/shard.h"
-#include "comm/cuda_collectives.h"
 #include "comm/cuda_expert_ranks.h"
 #include "device/cuda/cuda_check.h"
 #include "kernels/attention_prologue/attention_prologue_cuda.h"
@@ -26,6 +26,7 @@
 #include "model/cuda_sizes.h"
 #include "model/cuda_stages.h"
 #include "model/cuda_step.h"
+#include "model/cuda_tensor_ranks.h"
 #include "model/cuda_weights.h"
 #include "model/cuda_workspace.h"
 #include "model/paged_entries.h"
@@ -39,17 +40,13 @@ using kernels::Launch;
 
 // Captured steps that are kept, some 2 MB each: of up to 64 sequences at contexts of any length.
 constexpr size_t kMaxGraphs = 128;
-constexpr int64_t kBlock = checkpoint::kQuantizedRows;  // columns under one scale
-// From so many tokens of a prompt on, products write to all ranks: sending takes as long as they
-// do.
-constexpr int kMirroredTokens = 256;
 
 class CudaModel final : public DeepSeekV4 {
  public:
   CudaModel(const config::ModelConfig& config, kv_cache::IndexKeyDType index_dtype,
             std::unique_ptr<const CudaWeights> weights, const ModelLimits& limits,
             std::unique_ptr<CudaWorkspace> workspace, std::unique_ptr<StepUploader> uploader,
-            std::unique_ptr<CudaStages> stages, int64_t grouped_columns,
+            std::unique_ptr<CudaStages> stages, int64_t grouped_columns, bool has_whole_attention,
             const CudaModelOptions& options)
       : c_(config),
         layout_(kv_cache::MakeKvLayout(config, config::Numerics::kOfficial, index_dtype)),
@@ -61,7 +58,7 @@ class CudaModel final : public DeepSeekV4 {
         uploader_(std::move(uploader)),
         stages_(std::move(stages)),
         options_(options),
-        collectives_(options.collectives.get()),
+        ranks_(config, *ws_, options.collectives.get(), grouped_columns, has_whole_attention),
         expert_ranks_(options.expert_ranks.get()),
         own_experts_(expert_ranks_ == nullptr
                          ? checkpoint::Range{0, config.num_experts}
@@ -70,17 +67,10 @@ class CudaModel final : public DeepSeekV4 {
         constants_{static_cast<float>(config.rms_norm_eps), static_cast<float>(config.hc_eps),
                    config.hc_sinkhorn_iters} {
     Check(cudaGetDevice(&gpu_));
-    const int64_t blocks_of_group = config.o_lora_rank / kBlock;
-    const int64_t groups = grouped_columns / config.o_lora_rank;
-    grouped_ = PartsOf(groups, 1, 1);
-    for (int64_t& begin : grouped_.begin) begin *= blocks_of_group;
-    intermediate_ = PartsOf(config.moe_intermediate_size, kBlock, kBlock);
-    outputs_ = PartsOf(config.hidden_size, kBlock, 1);
-    vocabulary_ = PartsOf(config.vocab_size, checkpoint::kVocabularyRows, 1);
   }
 
   Status Health() override {
-    if (collectives_ != nullptr) RETURN_IF_ERROR(collectives_->Check());
+    RETURN_IF_ERROR(ranks_.Check());
     return expert_ranks_ == nullptr ? OkStatus() : expert_ranks_->Check();
   }
 
@@ -90,10 +80,7 @@ class CudaModel final : public DeepSeekV4 {
     const int most_tokens = batch.most_tokens();
     if (most_tokens == 0) return OkStatus();
     Check(cudaSetDevice(gpu_));  // each rank has a thread
-    if (options_.poison_scratch) {
-      Check(cudaMemsetAsync(ws_->scratch, 0xff, static_cast<size_t>(ws_->scratch_bytes),
-                            static_cast<cudaStream_t>(stream.native_handle())));
-    }
+    if (options_.poison_scratch) Poison(stream);
     // Data ranks that all decode are padded alike, so that one graph serves a size. One without
     // tokens has padding at least.
     const bool all_decode = expert_ranks_ == nullptr || batch.data_ranks_decode;
@@ -116,7 +103,7 @@ class CudaModel final : public DeepSeekV4 {
     }
     if (!batch.expert_ids.empty()) FetchExperts(step, batch);
     if (!is_last_stage()) RETURN_IF_ERROR(stages_->Send(streams, stream_bytes, stream));
-    return exchanged_;
+    return ranks_.exchanged();
   }
 
   // Short contexts first: of more sequences than so many graphs are for, the rest is captured when
@@ -146,8 +133,7 @@ class CudaModel final : public DeepSeekV4 {
 
  private:
   bool Captures() const {
-    const bool capturable = collectives_ == nullptr || collectives_->is_captured();
-    return capturable && !options_.enforce_eager && !options_.sync_operators;
+    return ranks_.are_captured() && !options_.enforce_eager && !options_.sync_operators;
   }
 
   bool is_first_stage() const { return stages_ == nullptr || stages_->is_first(); }
@@ -156,24 +142,23 @@ class CudaModel final : public DeepSeekV4 {
   // A broken device is reported by whoever waits for the stream.
   static void Check(cudaError_t error) { device::CheckCuda(error, __FILE__, __LINE__); }
 
-  // What each tensor rank has of [0, total), cut at multiples of `unit`, counted in `each`.
-  kernels::RankParts PartsOf(int64_t total, int64_t unit, int64_t each) const {
-    const int size = collectives_ == nullptr ? 1 : collectives_->size();
-    kernels::RankParts parts;
-    for (int r = 0; r < size; ++r) {
-      parts.begin[r + 1] = checkpoint::Part(total, unit, r, size).end / each;
-    }
-    return parts;
+  // Shared memory is left alone where other ranks may have begun to write the step's values.
+  void Poison(device::Stream& stream) const {
+    const auto fill = [&](std::byte* memory, int64_t bytes) {
+      Check(cudaMemsetAsync(memory, 0xff, static_cast<size_t>(bytes),
+                            static_cast<cudaStream_t>(stream.native_handle())));
+    };
+    fill(ws_->scratch, ws_->scratch_bytes);
+    if (!ranks_.are_several()) fill(ws_->shared_buffer.data(), ws_->shared_buffer.bytes());
   }
-  int rank() const { return collectives_ == nullptr ? 0 : collectives_->rank(); }
 
   // Those of the batch's own tokens: a step may be padded.
   void FetchExperts(const CudaStep& step, const ForwardBatch& batch) {
     const auto row = static_cast<size_t>(c_.num_experts_per_token) * sizeof(int32_t);
     const size_t bytes = batch.token_ids.size() * row;
     Check(cudaMemcpy2DAsync(batch.expert_ids.data(), bytes, ws_->expert_ids,
-                            static_cast<size_t>(step.batch.num_tokens) * row, bytes,
-                            static_cast<size_t>(c_.num_layers), cudaMemcpyDeviceToHost,
+                            static_cast<size_t>(TotalRowGroups(step) * kernels::kTileRows) * row,
+                            bytes, static_cast<size_t>(c_.num_layers), cudaMemcpyDeviceToHost,
                             static_cast<cudaStream_t>(step.stream->native_handle())));
   }
 
@@ -186,29 +171,30 @@ class CudaModel final : public DeepSeekV4 {
                                           .frequencies_compressed = ws_->frequencies + 32,
                                           .angles_plain = ws_->angles_plain,
                                           .angles_compressed = ws_->angles_compressed});
-    if (is_first_stage()) Embed(step);
+    const CudaStep share = ranks_.ShareOf(step);
+    if (is_first_stage()) Embed(share);
     kernels::SublayerOutput output;
     for (int layer = 0; layer < c_.num_layers; ++layer) {
       const CudaBlockWeights& w = weights_->layers[static_cast<size_t>(layer)];
       layer_ = layer;
-      Boundary(step, output, ws_->ffn_state, w.hc_attn, w.attn_norm, ws_->attn_state);
+      Boundary(share, output, ws_->ffn_state, w.hc_attn, w.attn_norm, ws_->attn_state);
       if (layer > 0 && recording_.TakeStreams(step, layer - 1)) {
         Boundary(step, {}, ws_->ffn_state, w.hc_attn, w.attn_norm, ws_->attn_state);
       }
-      Attention(step, layer, w);
-      Boundary(step, {.y = ws_->y}, ws_->attn_state, w.hc_ffn, w.ffn_norm, ws_->ffn_state);
-      output = Moe(step, layer, w);
+      Attention(step, share, layer, w);
+      Boundary(share, {.y = ws_->y}, ws_->attn_state, w.hc_ffn, w.ffn_norm, ws_->ffn_state);
+      output = Moe(step, share, layer, w);
     }
     layer_ = -1;
     if (!is_last_stage() || (step.recorder != nullptr && step.recorder->wants_streams())) {
       // the last layer's streams, which the head would not write
-      Boundary(step, output, ws_->ffn_state, weights_->layers[0].hc_attn,
+      Boundary(share, output, ws_->ffn_state, weights_->layers[0].hc_attn,
                weights_->layers[0].attn_norm, ws_->attn_state);
       recording_.TakeStreams(step, c_.num_layers - 1);
       output = {};
     }
-    if (is_last_stage()) Logits(step, output);
-    if (collectives_ != nullptr) collectives_->EndStep(*step.stream);
+    if (is_last_stage()) Logits(step, share, output);
+    ranks_.EndStep(step);
     if (expert_ranks_ != nullptr) expert_ranks_->EndStep(*step.stream);
   }
 
@@ -217,11 +203,11 @@ class CudaModel final : public DeepSeekV4 {
             kernels::CudaEmbeddingParams{.token_ids = step.token_ids,
                                          .token_sources = step.token_sources,
                                          .sampled = step.sampled,
-                                         .resolved = ws_->token_ids,
+                                         .resolved = ws_->token_ids + step.first_token,
                                          .num_tokens = step.batch.num_tokens,
                                          .table = weights_->embed,
                                          .hidden = c_.hidden_size,
-                                         .streams = ws_->streams});
+                                         .streams = Streams(step)});
   }
 
   // An operator of the layer that is being enqueued.
@@ -244,97 +230,41 @@ class CudaModel final : public DeepSeekV4 {
         status.message());
   }
 
-  // Of `output` each rank has some columns. Either the boundary of `num_rows` tokens or rows
-  // completes it, by the exchange that is returned, or `output` becomes the whole.
-  kernels::OutputExchange CompleteOutput(const CudaStep& step, int64_t num_rows,
-                                         kernels::SublayerOutput& output) {
-    if (collectives_ == nullptr || output.y == nullptr) return {};
-    if (!step.prefill) {
-      const kernels::OutputExchange gather = collectives_->GatherInBoundary(num_rows, outputs_);
-      if (gather.exchange.peers.size > 1) return gather;
-    }
-    if (MirrorsOf(step).count > 0 && output.pair_of == nullptr) {
-      AwaitMirrors(step, "outputs of all ranks");
-      return {};
-    }
-    if (step.recorder != nullptr) step.recorder->OnOperator("outputs of all ranks", layer_);
-    Keep(collectives_->GatherOutput({.exchange = {},
-                                     .output = output,
-                                     .columns = outputs_,
-                                     .num_tokens = step.batch.num_tokens,
-                                     .y = ws_->y},
-                                    *step.stream));
-    output = {.y = ws_->y};
-    return {};
+  __nv_bfloat16* Streams(const CudaStep& step) const {
+    return ws_->streams + int64_t{step.first_token} * 4 * c_.hidden_size;
   }
-
-  // Of the rows of tokens, and of those of their pairs, each rank has some columns.
-  void CompleteTiles(const CudaStep& step, const char* name, const kernels::Fp8Tiles& tiles,
-                     const kernels::RankParts& blocks, bool pairs) {
-    if (collectives_ == nullptr) return;
-    if (!pairs && MirrorsOf(step).count > 0) return AwaitMirrors(step, name);
-    if (step.recorder != nullptr) step.recorder->OnOperator(name, layer_);
-    kernels::CudaGatherTilesParams params{.exchange = {},
-                                          .tiles = tiles,
-                                          .blocks = blocks,
-                                          .num_tokens = step.batch.num_tokens,
-                                          .num_rows = step.batch.num_tokens};
-    if (pairs) {
-      params.pair_of = ws_->plan.pair_of;
-      params.num_chosen = c_.num_experts_per_token;
-      params.num_rows =
-          kernels::MaxPairRows(step.batch.num_tokens, c_.num_experts, c_.num_experts_per_token);
-    }
-    Keep(collectives_->GatherTiles(params, *step.stream));
+  static kernels::HyperConnectionState StateOf(const CudaStep& step,
+                                               const kernels::HyperConnectionState& state) {
+    const int64_t first = step.first_token;
+    return {state.post + first * 4, state.comb_logits + first * 16, state.comb + first * 16};
   }
-  // Where attention's products write what all ranks read to all of them: then only that it is there
-  // is exchanged.
-  kernels::Mirrors MirrorsOf(const CudaStep& step) const {
-    const bool many = step.prefill && step.batch.num_tokens >= kMirroredTokens;
-    return many && collectives_ != nullptr ? collectives_->mirrors() : kernels::Mirrors{};
-  }
-  void AwaitMirrors(const CudaStep& step, const char* name) {
-    if (step.recorder != nullptr) step.recorder->OnOperator(name, layer_);
-    Keep(collectives_->Gather({}, *step.stream));
-  }
-  // The columns of tiles from this rank's first on.
-  kernels::Fp8Tiles Own(const kernels::Fp8Tiles& tiles, const kernels::RankParts& blocks) const {
-    const int64_t tiles_before = blocks.begin[rank()] * tiles.row_groups;
-    return {tiles.codes + tiles_before * kernels::kTileBytes,
-            tiles.scales + tiles_before * kernels::kTileRows, tiles.row_groups};
-  }
-
-  // The first error of an exchange is the step's.
-  void Keep(const Status& status) {
-    if (exchanged_.ok()) exchanged_ = status;
-  }
-
-  int64_t row_groups(const CudaStep& step) const {
-    return kernels::PaddedTokens(step.batch.num_tokens, step.prefill) / 8;
-  }
-  kernels::Bf16Tiles H(const CudaStep& step) const { return {ws_->h, row_groups(step)}; }
+  kernels::Bf16Tiles H(const CudaStep& step) const { return {ws_->h, RowGroups(step)}; }
   kernels::Fp8Tiles HFp8(const CudaStep& step) const {
-    return {ws_->h_fp8, ws_->h_scales, row_groups(step)};
+    const int64_t first = step.first_token;
+    return {ws_->h_fp8 + first / kernels::kTileRows * kernels::kTileBytes, ws_->h_scales + first,
+            TotalRowGroups(step)};
   }
 
   void Boundary(const CudaStep& step, kernels::SublayerOutput output,
                 const kernels::HyperConnectionState& before, const CudaHyperConnection& w,
                 const __nv_bfloat16* norm, const kernels::HyperConnectionState& after) {
-    const kernels::OutputExchange gather = CompleteOutput(step, step.batch.num_tokens, output);
+    const kernels::OutputExchange gather =
+        ranks_.CompleteOutput(step, layer_, step.batch.num_tokens, output);
+    if (output.y != nullptr) output.y += int64_t{step.first_token} * c_.hidden_size;
     Enqueue(step, "boundary",
-            kernels::CudaHyperConnectionParams{.streams = ws_->streams,
+            kernels::CudaHyperConnectionParams{.streams = Streams(step),
                                                .num_tokens = step.batch.num_tokens,
                                                .prefill = step.prefill,
                                                .hidden = c_.hidden_size,
                                                .output = output,
                                                .gather = gather,
-                                               .before = before,
+                                               .before = StateOf(step, before),
                                                .fn = w.fn,
                                                .scale = w.scale,
                                                .base = w.base,
                                                .norm_weight = norm,
                                                .constants = constants_,
-                                               .after = after,
+                                               .after = StateOf(step, after),
                                                .h = H(step),
                                                .h_fp8 = HFp8(step),
                                                .scratch = ws_->boundary_scratch});
@@ -345,6 +275,7 @@ class CudaModel final : public DeepSeekV4 {
   void InputProducts(const CudaStep& step, LayerKind kind, bool scoring,
                      const CudaBlockWeights& w) {
     kernels::CudaGemmParams gemm{.num_tokens = step.batch.num_tokens, .prefill = step.prefill};
+    const int64_t first = step.first_token;
     const auto add = [&](const kernels::TiledMatrix& matrix, GemmOutput output, void* y,
                          int64_t stride) {
       gemm.problems[gemm.num_problems++] = {.w = matrix,
@@ -356,17 +287,15 @@ class CudaModel final : public DeepSeekV4 {
                                             .y_fp8 = {}};
     };
     add(w.wq_a, GemmOutput::kBf16, ws_->qr, c_.q_lora_rank);
-    add(w.wkv, GemmOutput::kBf16, ws_->kv, c_.head_dim);
-    if (kind != LayerKind::kWindow) {
-      const int64_t width = w.compressor.wkv.rows;
-      add(w.compressor.wkv, GemmOutput::kF32, ws_->compressed, 2 * width);
-      add(w.compressor.wgate, GemmOutput::kF32, ws_->compressed + width, 2 * width);
-    }
-    if (kind == LayerKind::kC4) {
-      const int64_t width = w.index_compressor.wkv.rows;
-      add(w.index_compressor.wkv, GemmOutput::kF32, ws_->index_compressed, 2 * width);
-      add(w.index_compressor.wgate, GemmOutput::kF32, ws_->index_compressed + width, 2 * width);
-    }
+    add(w.wkv, GemmOutput::kBf16, ws_->kv + first * c_.head_dim, c_.head_dim);
+    const auto add_compressor = [&](const CudaCompressorWeights& compressor, float* rows) {
+      const int64_t width = compressor.wkv.rows;
+      float* const c = rows + first * 2 * width;
+      add(compressor.wkv, GemmOutput::kF32, c, 2 * width);
+      add(compressor.wgate, GemmOutput::kF32, c + width, 2 * width);
+    };
+    if (kind != LayerKind::kWindow) add_compressor(w.compressor, ws_->compressed);
+    if (kind == LayerKind::kC4) add_compressor(w.index_compressor, ws_->index_compressed);
     if (scoring) {
       add(w.index_proj, GemmOutput::kBf16, ws_->index_projected, c_.index_num_heads);
     }
@@ -375,7 +304,7 @@ class CudaModel final : public DeepSeekV4 {
 
   // queries from qr, and what the indexer scores with.
   void QueryProducts(const CudaStep& step, bool scoring, const CudaBlockWeights& w,
-                     const kernels::Fp8Tiles& qr) {
+                     const AttentionPart& part, const kernels::Fp8Tiles& qr) {
     kernels::CudaGemmParams gemm{.num_tokens = step.batch.num_tokens, .prefill = step.prefill};
     const auto add = [&](const kernels::TiledMatrix& matrix, void* y) {
       gemm.problems[gemm.num_problems++] = {.w = matrix,
@@ -386,17 +315,20 @@ class CudaModel final : public DeepSeekV4 {
                                             .y_stride = matrix.rows,
                                             .y_fp8 = {}};
     };
-    add(w.wq_b, ws_->q);
+    add(part.wq_b, ws_->q);
     if (scoring) add(w.index_wq_b, ws_->index_q);
     Enqueue(step, "query products", gemm);
   }
 
-  void Attention(const CudaStep& step, int layer, const CudaBlockWeights& w) {
-    if (c_.num_heads > 0) Heads(step, layer, w);  // else others', who keep the cache
-    OutputProducts(step, w);
+  void Attention(const CudaStep& step, const CudaStep& share, int layer,
+                 const CudaBlockWeights& w) {
+    const AttentionPart part = ranks_.PartOf(share, w);
+    if (part.num_heads > 0) Heads(step, share, layer, w, part);  // else others', who keep the cache
+    OutputProducts(share, part);
   }
 
-  void Heads(const CudaStep& step, int layer, const CudaBlockWeights& w) {
+  void Heads(const CudaStep& step, const CudaStep& share, int layer, const CudaBlockWeights& w,
+             const AttentionPart& part) {
     const LayerKind kind = c_.layer_kind(layer);
     const int kind_layer = kind == LayerKind::kWindow ? 0 : kv_cache::KindLayer(c_, layer);
     const int entry_bytes = kernels::KvDataBytes<BFloat16>(c_.head_dim, c_.rope_dim);
@@ -413,21 +345,24 @@ class CudaModel final : public DeepSeekV4 {
                           kernels::IndexKeyDataBytes(c_.index_head_dim, index_dtype_))
            : kernels::PagedEntries{};
     const float* angles = kind == LayerKind::kWindow ? ws_->angles_plain : ws_->angles_compressed;
-    const kernels::Fp8Tiles qr{ws_->qr_fp8, ws_->qr_scales, row_groups(step)};
+    const float* const own_angles = angles + int64_t{share.first_token} * c_.rope_dim;
+    const kernels::Fp8Tiles qr{ws_->qr_fp8, ws_->qr_scales, RowGroups(share)};
 
     const bool scoring = c4 && step.any_index_scoring;
-    InputProducts(step, kind, scoring, w);
-    Prologue(step, kind, kind_layer, w, angles, qr, pages, compressed, index_keys);
-    QueryProducts(step, scoring, w, qr);
-    if (c4) Select(step, layer, angles, index_keys);
-    Enqueue(step, "attention",
-            kernels::CudaSparseAttentionParams{.batch = step.batch,
+    InputProducts(share, kind, scoring, w);
+    if (share.is_share()) ranks_.GatherKeys(share, layer, w);
+    Prologue(step, share.batch.num_tokens, kind, kind_layer, w, angles, qr, pages, compressed,
+             index_keys);
+    QueryProducts(share, scoring, w, part, qr);
+    if (c4) Select(share, layer, own_angles, index_keys);
+    Enqueue(share, "attention",
+            kernels::CudaSparseAttentionParams{.batch = share.batch,
                                                .prefill = step.prefill,
                                                .q = ws_->q,
-                                               .num_heads = c_.num_heads,
+                                               .num_heads = part.num_heads,
                                                .norm_eps = constants_.norm_eps,
-                                               .angles = angles,
-                                               .sink = w.sink,
+                                               .angles = own_angles,
+                                               .sink = part.sink,
                                                .fresh = reinterpret_cast<uint8_t*>(ws_->kv),
                                                .pages = pages,
                                                .ratio = kind == LayerKind::kWindow ? 0
@@ -436,18 +371,19 @@ class CudaModel final : public DeepSeekV4 {
                                                .compressed = compressed,
                                                .selected = ws_->selected,
                                                .topk = c_.index_topk,
-                                               .out = {ws_->attention_out, row_groups(step)},
+                                               .out = {ws_->attention_out, RowGroups(share)},
                                                .workspace = ws_->attention_workspace});
   }
 
-  void Prologue(const CudaStep& step, LayerKind kind, int kind_layer, const CudaBlockWeights& w,
-                const float* angles, const kernels::Fp8Tiles& qr,
+  void Prologue(const CudaStep& step, int num_queries, LayerKind kind, int kind_layer,
+                const CudaBlockWeights& w, const float* angles, const kernels::Fp8Tiles& qr,
                 const kernels::PagedEntries& pages, const kernels::PagedEntries& compressed,
                 const kernels::PagedEntries& index_keys) {
     const bool c4 = kind == LayerKind::kC4;
     kernels::CudaAttentionPrologueParams p{.batch = step.batch,
                                            .norm_eps = constants_.norm_eps,
                                            .angles = angles,
+                                           .num_queries = num_queries,
                                            .qr = ws_->qr,
                                            .qr_stride = c_.q_lora_rank,
                                            .q_lora_rank = c_.q_lora_rank,
@@ -515,68 +451,84 @@ class CudaModel final : public DeepSeekV4 {
     recording_.TakeIndex(step, layer);
   }
 
-  void OutputProducts(const CudaStep& step, const CudaBlockWeights& w) {
-    const int64_t groups = row_groups(step);
+  void OutputProducts(const CudaStep& step, const AttentionPart& part) {
+    const int64_t groups = RowGroups(step);
     const kernels::Fp8Tiles grouped{ws_->grouped_fp8, ws_->grouped_scales, groups};
     const int tokens = step.batch.num_tokens;
     kernels::CudaGemmParams first{.num_problems = 1,
                                   .num_tokens = tokens,
                                   .prefill = step.prefill,
-                                  .mirrors = MirrorsOf(step)};
-    first.problems[0] = {.w = w.wo_a,
+                                  .mirrors = ranks_.MirrorsOf(step)};
+    const bool is_share = step.is_share();  // then all columns are this rank's
+    first.problems[0] = {.w = part.wo_a,
                          .x_fp8 = {},
                          .x_bf16 = {ws_->attention_out, groups},
-                         .groups = c_.o_groups,
+                         .groups = part.num_groups,
                          .output = GemmOutput::kFp8Tiles,
-                         .y_fp8 = Own(grouped, grouped_)};
-    if (w.wo_a.rows > 0) Enqueue(step, "grouped output product", first);
-    CompleteTiles(step, "groups of all ranks", grouped, grouped_, /*pairs=*/false);
+                         .y_fp8 = is_share ? grouped : ranks_.OwnGroups(grouped)};
+    if (part.wo_a.rows > 0) Enqueue(step, "grouped output product", first);
+    ranks_.CompleteGroups(step, layer_, grouped);
     kernels::CudaGemmParams second = first;
-    second.problems[0] = {.w = w.wo_b,
+    second.problems[0] = {.w = part.wo_b,
                           .x_fp8 = grouped,
                           .x_bf16 = {},
                           .output = GemmOutput::kBf16,
-                          .y = ws_->y + outputs_.begin[rank()],
+                          .y = is_share ? ws_->y + int64_t{step.first_token} * c_.hidden_size
+                                        : ws_->y + ranks_.first_output(),
                           .y_stride = c_.hidden_size,
                           .y_fp8 = {}};
-    if (w.wo_b.rows > 0) Enqueue(step, "output product", second);
+    if (part.wo_b.rows > 0) Enqueue(step, "output product", second);
   }
 
   // The embedding has them all; of later stages the host does.
   const int32_t* TokenIds(const CudaStep& step) const {
-    return is_first_stage() ? ws_->token_ids : step.token_ids;
+    return is_first_stage() ? ws_->token_ids + step.first_token : step.token_ids;
   }
 
   // Of one layer: [tokens, k].
   int32_t* ExpertIds(const CudaStep& step, int layer) const {
-    return ws_->expert_ids + int64_t{layer} * step.batch.num_tokens * c_.num_experts_per_token;
+    const int64_t rows = layer * TotalRowGroups(step) * kernels::kTileRows + step.first_token;
+    return ws_->expert_ids + rows * c_.num_experts_per_token;
+  }
+  float* ExpertWeights(const CudaStep& step) const {
+    return ws_->expert_weights + int64_t{step.first_token} * c_.num_experts_per_token;
   }
 
-  kernels::SublayerOutput Moe(const CudaStep& step, int layer, const CudaBlockWeights& w) {
-    const int tokens = step.batch.num_tokens;
+  kernels::SublayerOutput Moe(const CudaStep& step, const CudaStep& share, int layer,
+                              const CudaBlockWeights& w) {
     const kernels::Fp8Tiles gathered{ws_->gathered, ws_->gathered_scales, ws_->pair_rows / 8};
     kernels::CudaMoeRouteParams route{.gate = w.gate,
-                                      .h = H(step),
+                                      .h = H(share),
                                       .scores = ws_->router_scores,
                                       .board = ws_->route_board,
-                                      .num_tokens = tokens,
+                                      .num_tokens = share.batch.num_tokens,
                                       .prefill = step.prefill,
                                       .num_experts = c_.num_experts,
                                       .num_chosen = c_.num_experts_per_token,
                                       .bias = w.bias,
                                       .tid2eid = w.tid2eid,
-                                      .token_ids = TokenIds(step),
-                                      .token_seq = step.batch.token_seq,
+                                      .token_ids = TokenIds(share),
+                                      .token_seq = share.batch.token_seq,
                                       .scaling = static_cast<float>(c_.routed_scaling_factor),
-                                      .expert_ids = ExpertIds(step, layer),
-                                      .weights = ws_->expert_weights,
-                                      .plans = expert_ranks_ == nullptr,
+                                      .expert_ids = ExpertIds(share, layer),
+                                      .weights = ExpertWeights(share),
+                                      .plans = expert_ranks_ == nullptr && !share.is_share(),
                                       .plan = ws_->plan,
                                       .hidden = c_.hidden_size,
-                                      .x = HFp8(step),
+                                      .x = HFp8(share),
                                       .gathered = gathered};
     recording_.ForceRouting(step, layer, route);
-    Enqueue(step, "routing", route);
+    Enqueue(share, "routing", route);
+    if (share.is_share()) {
+      ranks_.GatherRouted(share, layer);
+      route.is_chosen = route.plans = true;
+      route.num_tokens = step.batch.num_tokens;
+      route.token_seq = step.batch.token_seq;
+      route.expert_ids = ExpertIds(step, layer);
+      route.weights = ExpertWeights(step);
+      route.x = HFp8(step);
+      Enqueue(step, "plan", route);
+    }
     recording_.TellRouting(step, layer, ExpertIds(step, layer));
     if (expert_ranks_ != nullptr) return ExpertsOfAllRanks(step, layer, w);
     Experts(step, w, gathered);
@@ -605,17 +557,18 @@ class CudaModel final : public DeepSeekV4 {
     const kernels::Fp8Tiles t = p.t;
     p.num_tokens = step.batch.num_tokens;
     p.prefill = step.prefill;
-    p.intermediate = intermediate_.count(rank()) * kBlock;
+    p.intermediate = ranks_.num_intermediate();
     p.num_experts = c_.num_experts;
-    p.t = Own(t, intermediate_);
-    p.y += outputs_.begin[rank()];
+    p.t = ranks_.OwnIntermediates(t);
+    p.mirrors = ranks_.MirrorsOf(step);
+    p.y += ranks_.first_output();
     if (step.recorder != nullptr) step.recorder->OnOperator("experts", layer_);
-    if (collectives_ == nullptr) {
+    if (!ranks_.are_several()) {
       kernels::Launch(p, *step.stream);
     } else {
       if (p.intermediate > 0) kernels::LaunchGateUp(p, *step.stream);
-      CompleteTiles(step, "intermediates of all ranks", t, intermediate_, /*pairs=*/true);
-      p.hidden = outputs_.count(rank());
+      ranks_.CompleteIntermediates(step, layer_, t);
+      p.hidden = ranks_.num_outputs();
       p.intermediate = c_.moe_intermediate_size;
       p.t = t;
       if (step.recorder != nullptr) step.recorder->OnOperator("experts, down", layer_);
@@ -659,9 +612,11 @@ class CudaModel final : public DeepSeekV4 {
     return {expert_ranks_->outputs(), expert_ranks_->pair_of(), c_.num_experts_per_token};
   }
 
-  void Logits(const CudaStep& step, kernels::SublayerOutput output) {
+  void Logits(const CudaStep& step, const CudaStep& share, kernels::SublayerOutput output) {
     if (step.num_logits_rows == 0) return;
-    const kernels::OutputExchange gather = CompleteOutput(step, step.num_logits_rows, output);
+    if (share.is_share()) ranks_.GatherStreams(share);
+    const kernels::OutputExchange gather =
+        ranks_.CompleteOutput(step, layer_, step.num_logits_rows, output);
     const int64_t groups = kernels::PaddedTokens(step.num_logits_rows, step.prefill) / 8;
     Enqueue(step, "last boundary",
             kernels::CudaHyperConnectionParams{.streams = ws_->streams,
@@ -685,18 +640,12 @@ class CudaModel final : public DeepSeekV4 {
                         .x_fp8 = {},
                         .x_bf16 = {ws_->h, groups},
                         .output = GemmOutput::kF32,
-                        .y = step.logits + vocabulary_.begin[rank()],
+                        .y = step.logits + ranks_.first_word(),
                         .y_stride = c_.vocab_size,
                         .y_fp8 = {}};
     head.many_rows = true;
     Enqueue(step, "head", head);
-    if (collectives_ == nullptr) return;
-    if (step.recorder != nullptr) step.recorder->OnOperator("logits of all ranks", layer_);
-    Keep(collectives_->GatherLogits({.exchange = {},
-                                     .values = step.logits,
-                                     .num_rows = step.num_logits_rows,
-                                     .columns = vocabulary_},
-                                    *step.stream));
+    ranks_.CompleteLogits(step);
   }
 
   const config::ModelConfig c_;
@@ -709,26 +658,22 @@ class CudaModel final : public DeepSeekV4 {
   const std::unique_ptr<StepUploader> uploader_;
   const std::unique_ptr<CudaStages> stages_;  // null: there is one
   const CudaModelOptions options_;
-  comm::CudaCollectives* const collectives_;   // null: there is one rank
+  CudaTensorRanks ranks_;
   comm::CudaExpertRanks* const expert_ranks_;  // null: there is one data rank
   const checkpoint::Range own_experts_;
   const kernels::HyperConnectionConstants constants_;
-  // What each rank has: of wo_a's output and of t in blocks of 128 columns; of a sub-layer's output
-  // and of the logits.
-  kernels::RankParts grouped_, intermediate_, outputs_, vocabulary_;
   int gpu_ = 0;
-  Status exchanged_;
   int layer_ = -1;  // whose operators are being enqueued; -1: none's
   bool is_broken_ = false;
   CudaGraphs graphs_{kMaxGraphs};
 };
 
-// What wo_b reads, of all tensor ranks.
-Result<int64_t> GroupedColumns(const checkpoint::TensorSource& source) {
-  constexpr const char* kName = "layers.0.attn.wo_b.weight";
-  const checkpoint::TensorInfo* const wo_b = source.Find(kName);
-  if (wo_b == nullptr) return BadModel(fmt::format("the checkpoint has no tensor {}", kName));
-  return wo_b->shape.back();
+// The source's shape of a matrix of the first layer's attention.
+Result<std::vector<int64_t>> ShapeOf(const checkpoint::TensorSource& source, const char* matrix) {
+  const std::string name = fmt::format("layers.0.attn.{}.weight", matrix);
+  const checkpoint::TensorInfo* const tensor = source.Find(name);
+  if (tensor == nullptr) return BadModel(fmt::format("the checkpoint has no tensor {}", name));
+  return tensor->shape;
 }
 
 }  // namespace
@@ -739,18 +684,24 @@ Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig
                                                        bool dummy, const ModelLimits& limits,
                                                        device::Device& device,
                                                        const CudaModelOptions& options) {
-  RETURN_IF_ERROR(
-      CheckCudaSizes(config, options.collectives == nullptr ? 1 : options.collectives->size()));
-  ASSIGN_OR_RETURN(const int64_t grouped_columns, GroupedColumns(source));
+  const int tensor_ranks = options.collectives == nullptr ? 1 : options.collectives->size();
+  RETURN_IF_ERROR(CheckCudaSizes(config, tensor_ranks));
+  ASSIGN_OR_RETURN(const std::vector<int64_t> wo_b, ShapeOf(source, "wo_b"));
+  ASSIGN_OR_RETURN(const std::vector<int64_t> wq_b, ShapeOf(source, "wq_b"));
+  const int64_t grouped_columns = wo_b.back();  // of all tensor ranks
+  const int64_t all_heads = wq_b.front() / config.head_dim;
+  const bool has_whole_attention = all_heads > config.num_heads;
+  const int64_t head_rows =
+      MostHeadRows(limits, config.num_heads, has_whole_attention ? all_heads : 0, tensor_ranks);
   const int data_ranks = options.expert_ranks == nullptr ? 1 : options.expert_ranks->size();
   std::byte* const shared =
       options.collectives == nullptr ? nullptr : options.collectives->shared_memory();
   const int64_t workspace_bytes =
-      CudaWorkspaceBytes(config, limits, data_ranks) +
+      CudaWorkspaceBytes(config, limits, head_rows, data_ranks) +
       (shared == nullptr ? SharedWorkspaceBytes(config, limits, grouped_columns, data_ranks) : 0);
   ASSIGN_OR_RETURN(auto weights, MakeCudaWeights(config, source, dummy, workspace_bytes, device));
-  ASSIGN_OR_RETURN(auto workspace,
-                   MakeCudaWorkspace(config, limits, grouped_columns, shared, data_ranks, device));
+  ASSIGN_OR_RETURN(auto workspace, MakeCudaWorkspace(config, limits, grouped_columns, head_rows,
+                                                     shared, data_ranks, device));
   ASSIGN_OR_RETURN(const auto stream, device.MakeStream());
   for (const LayerKind kind : {LayerKind::kWindow, LayerKind::kC4}) {
     const std::vector<float> frequencies = kernels::RopeFrequencies(config, kind);
@@ -765,7 +716,7 @@ Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig
   }
   return std::unique_ptr<DeepSeekV4>(std::make_unique<CudaModel>(
       config, index_dtype, std::move(weights), limits, std::move(workspace), std::move(uploader),
-      std::move(stages), grouped_columns, options));
+      std::move(stages), grouped_columns, has_whole_attention, options));
 }
 
 }  // namespace fathom::model

@@ -149,7 +149,8 @@ Result<MemoryPlan> PlanMemory(const ModelConfig& config, const checkpoint::Shard
     const config::RankPlace fullest = {.tensor = parallel.tensor_parallel_size - 1,
                                        .data = parallel.data_parallel_size - 1,
                                        .pipeline = stage};
-    ASSIGN_OR_RETURN(const Shard shard, checkpoint::MakeShard(config, parallel, fullest));
+    ASSIGN_OR_RETURN(Shard shard, checkpoint::MakeShard(config, parallel, fullest));
+    shard = WithWholeAttention(config, parallel, std::move(shard));
     plan.stages.push_back(PlanStage(config, summary, shard, parallel, demand));
   }
   plan.max_model_len =

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <random>
+#include <utility>
 
 #include "base/check.h"
 #include "checkpoint/shard.h"
@@ -69,7 +70,10 @@ TestModel::TestModel(const config::ModelConfig& config, config::Numerics numeric
   }
   std::unique_ptr<checkpoint::TensorSource> sharded;
   if (rank.parallel.world_size() > 1) {
-    const auto shard = checkpoint::MakeShard(config, rank.parallel, rank.place).value();
+    auto shard = checkpoint::MakeShard(config, rank.parallel, rank.place).value();
+    if (device_->kind() == device::DeviceKind::kCuda) {
+      shard = WithWholeAttention(config, rank.parallel, std::move(shard));
+    }
     sharded = checkpoint::MakeShardedSource(*weights_source, config, shard);
     weights_source = sharded.get();
     config_ = shard.config;

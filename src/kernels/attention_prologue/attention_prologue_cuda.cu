@@ -140,7 +140,8 @@ void Launch(const CudaAttentionPrologueParams& p, device::Stream& stream) {
     roles.groups = (p.batch.num_tokens + p.ratio - 1) / p.ratio;
     roles.compressors = p.ratio == 4 ? 2 : 1;
   }
-  const int blocks = (roles.sequences + roles.groups) * roles.compressors + 2 * roles.tokens;
+  const int queries = p.num_queries < 0 ? roles.tokens : p.num_queries;
+  const int blocks = (roles.sequences + roles.groups) * roles.compressors + roles.tokens + queries;
   const auto kernel = p.ratio == 0   ? AttentionPrologueKernel<0>
                       : p.ratio == 4 ? AttentionPrologueKernel<4>
                                      : AttentionPrologueKernel<128>;

@@ -41,7 +41,9 @@ struct CudaAttentionPrologueParams {
   float norm_eps = 0;
   const float* angles = nullptr;  // [num_tokens, 64], of the layer's kind
 
-  const __nv_bfloat16* qr = nullptr;  // [num_tokens, q_lora_rank], rows qr_stride apart
+  // Of all tokens, or of some: no query needs another token.
+  int num_queries = -1;               // -1: num_tokens
+  const __nv_bfloat16* qr = nullptr;  // [num_queries, q_lora_rank], rows qr_stride apart
   int64_t qr_stride = 0;
   int q_lora_rank = 0;  // a multiple of 128
   const __nv_bfloat16* q_norm = nullptr;

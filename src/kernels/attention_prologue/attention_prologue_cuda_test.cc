@@ -121,6 +121,7 @@ class AttentionPrologueCudaTest : public CudaTest {
            *gpu_stream_);
     p.angles = angles;
     p.qr = reinterpret_cast<const __nv_bfloat16*>(padded(in.qr, kRank));
+    p.num_queries = num_queries_;
     p.qr_stride = kRank, p.q_lora_rank = kRank;
     p.q_norm = reinterpret_cast<const __nv_bfloat16*>(put(q_norm_));
     auto* codes = poison(rows * kRank);
@@ -306,6 +307,7 @@ class AttentionPrologueCudaTest : public CudaTest {
   TestBatch batch_{kSeqs, kMaxTokens, 7};
   int ratio_ = 0, width_ = 0;
   IndexKeyDType dtype_ = IndexKeyDType::kFp4;
+  int num_queries_ = -1;
   uint32_t seed_ = 100;
   std::vector<BFloat16> q_norm_, kv_norm_, main_norm_, index_norm_;
   std::vector<float> main_ape_, index_ape_, frequencies_;
@@ -328,6 +330,24 @@ TEST_F(AttentionPrologueCudaTest, StepsOfAnySizeLeaveTheSame) {
         different += std::memcmp(&left.pages[i], &whole.pages[i], 8) == 0 ? 0 : 1;
       }
       EXPECT_EQ(different, 0u) << "ratio " << ratio << ", steps of " << chunk;
+    }
+  }
+}
+
+TEST_F(AttentionPrologueCudaTest, FewerQueriesLeaveTheSameEntries) {
+  constexpr int kTokens = 300, kQueries = 128;
+  for (const int ratio : {0, 4, 128}) {
+    num_queries_ = -1;
+    const Left all = RunInSteps(ratio, kTokens, kTokens);
+    num_queries_ = kQueries;
+    const Left some = RunInSteps(ratio, kTokens, kTokens);
+    EXPECT_TRUE(some.pages == all.pages) << ratio;
+    EXPECT_TRUE(some.blocks == all.blocks) << ratio;
+    EXPECT_TRUE(some.states == all.states) << ratio;
+    const size_t row = all.rows.size() / kTokens;
+    for (size_t i = 0; i < all.rows.size(); ++i) {
+      const bool left_out = i / row >= kQueries && i % row < size_t{kRank};
+      ASSERT_EQ(some.rows[i], left_out ? 0xff : all.rows[i]) << "ratio " << ratio << " byte " << i;
     }
   }
 }

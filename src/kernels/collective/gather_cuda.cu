@@ -276,6 +276,7 @@ __global__ void __launch_bounds__(kPlainThreads, 2)
   const auto each = static_cast<uint32_t>(p.columns.count(peers.rank) / kCombined);
   const auto count = static_cast<uint32_t>(p.num_tokens) * each;
   const int64_t place = reinterpret_cast<std::byte*>(p.y) - peers.memory[peers.rank];
+  const bool is_shared_out = p.tokens.begin[peers.size] > 0;
 #pragma unroll 2
   for (uint32_t i = blockIdx.x * kPlainThreads + threadIdx.x; i < count;
        i += gridDim.x * kPlainThreads) {
@@ -284,6 +285,8 @@ __global__ void __launch_bounds__(kPlainThreads, 2)
     Combine<kCombined>(p.output, hidden, token, column, words);
     const int64_t at = place + (token * hidden + column) * int64_t{sizeof(__nv_bfloat16)};
     for (int to = 0; to < peers.size; ++to) {
+      const bool needs = token >= p.tokens.begin[to] && token < p.tokens.begin[to + 1];
+      if (is_shared_out && !needs) continue;
       *reinterpret_cast<uint4*>(peers.memory[to] + at) = {words[0], words[1], words[2], words[3]};
     }
   }

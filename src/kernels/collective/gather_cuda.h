@@ -35,7 +35,7 @@ GatheredMatrix GatheredRows(void* data, int64_t pitch, int64_t width, const Rank
 
 // As plain values, for many: the matrices are in the group's shared memory; data, pitch, offset and
 // width are multiples of 16 bytes.
-inline constexpr int kMaxGatheredMatrices = 2;
+inline constexpr int kMaxGatheredMatrices = 4;
 struct CudaGatherParams {
   PeerExchange exchange;
   GatheredMatrix matrices[kMaxGatheredMatrices];
@@ -79,6 +79,8 @@ struct CudaGatherOutputParams {
   RankParts columns;
   int64_t num_tokens = 0;
   __nv_bfloat16* y = nullptr;  // may be the output's when that has no pairs
+  // Where tokens are shared out: rank r needs those of its range alone. Empty: all do.
+  RankParts tokens = {};
 };
 void Launch(const CudaGatherOutputParams& params, device::Stream& stream);
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "device/device.h"
+#include "kernels/collective/peer_view.h"
 #include "kernels/gemm/weight_tiles.h"
 #include "kernels/grouped_gemm/expert_plan.h"
 #include "kernels/tiles.cuh"
@@ -41,6 +42,7 @@ struct CudaExpertParams {
   Fp8Tiles gathered;
   ExpertPlan plan;
   Fp8Tiles t;                  // [MaxPairRows, I]; LaunchGateUp: from its first column on
+  Mirrors mirrors = {};        // of t; prefill
   __nv_bfloat16* y = nullptr;  // [MaxPairRows, H]
   int64_t y_stride = 0;        // from pair to pair
   // Where the shared expert has other tokens than the routed ones: how many x holds, and its

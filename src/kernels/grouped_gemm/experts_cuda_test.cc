@@ -141,7 +141,8 @@ class ExpertsCudaTest : public CudaTest {
     std::vector<float> weights, scores;
     std::vector<BFloat16> y;  // rows of pairs
   };
-  // x [tokens, hidden] and its FP8 form. apart: a launch for each product.
+  // x [tokens, hidden] and its FP8 form. apart: a launch for each product, and in prefill for the
+  // plan.
   GpuOutput RunOnGpu(const Sizes& s, const GpuLayer& layer, const std::vector<BFloat16>& x,
                      const HostFp8Tiles& x_tiles, const std::vector<int32_t>& token_ids,
                      bool prefill, bool apart = false) {
@@ -166,31 +167,37 @@ class ExpertsCudaTest : public CudaTest {
     const auto ids = Poisoned(pairs * 4), weights = Poisoned(pairs * 4);
     const auto board = Upload(std::vector<std::byte>(sizeof(RouteBoard)));
     const auto scores = Poisoned(tokens * s.num_experts * 4);
-    Launch(
-        CudaMoeRouteParams{
-            .gate = layer.gate,
-            .h = {KeepAs<__nv_bfloat16>(Upload(MakeBf16Tiles(x, tokens, s.hidden, rows))),
-                  rows / 8},
-            .scores = As<float>(scores),
-            .board = As<RouteBoard>(board),
-            .num_tokens = tokens,
-            .prefill = prefill,
-            .num_experts = s.num_experts,
-            .num_chosen = s.num_chosen,
-            .bias = layer.bias,
-            .tid2eid = layer.tid2eid,
-            .token_ids = KeepAs<int32_t>(Upload(token_ids)),
-            .token_seq = KeepAs<int32_t>(Upload(token_seq)),
-            .scaling = 1.5f,
-            .expert_ids = As<int32_t>(ids),
-            .weights = As<float>(weights),
-            .plan = plan,
-            .hidden = s.hidden,
-            .x = gpu_x,
-            .gathered = gathered},
-        *gpu_stream_);
+    CudaMoeRouteParams route{
+        .gate = layer.gate,
+        .h = {KeepAs<__nv_bfloat16>(Upload(MakeBf16Tiles(x, tokens, s.hidden, rows))), rows / 8},
+        .scores = As<float>(scores),
+        .board = As<RouteBoard>(board),
+        .num_tokens = tokens,
+        .prefill = prefill,
+        .num_experts = s.num_experts,
+        .num_chosen = s.num_chosen,
+        .bias = layer.bias,
+        .tid2eid = layer.tid2eid,
+        .token_ids = KeepAs<int32_t>(Upload(token_ids)),
+        .token_seq = KeepAs<int32_t>(Upload(token_seq)),
+        .scaling = 1.5f,
+        .expert_ids = As<int32_t>(ids),
+        .weights = As<float>(weights),
+        .plan = plan,
+        .hidden = s.hidden,
+        .x = gpu_x,
+        .gathered = gathered};
+    if (apart && prefill) {
+      route.plans = false;
+      Launch(route, *gpu_stream_);
+      route.plans = route.is_chosen = true;
+    }
+    Launch(route, *gpu_stream_);
     const auto y = Poisoned(pair_rows * s.hidden * 2);
-    const CudaExpertParams experts{
+    // Codes and scales of t; prefill writes them to another rank's, too.
+    const int64_t code_bytes = pair_rows * s.intermediate, t_bytes = code_bytes + code_bytes / 32;
+    const auto t = Poisoned(2 * t_bytes);
+    CudaExpertParams experts{
         .num_tokens = tokens,
         .prefill = prefill,
         .hidden = s.hidden,
@@ -203,10 +210,10 @@ class ExpertsCudaTest : public CudaTest {
         .x = gpu_x,
         .gathered = gathered,
         .plan = plan,
-        .t = {KeepAs<uint8_t>(Poisoned(pair_rows * s.intermediate)),
-              KeepAs<float>(Poisoned(pair_rows * s.intermediate / 32)), pair_rows / 8},
+        .t = {As<uint8_t>(t), reinterpret_cast<float*>(t.data() + code_bytes), pair_rows / 8},
         .y = As<__nv_bfloat16>(y),
         .y_stride = s.hidden};
+    if (prefill) experts.mirrors = {1, {t_bytes}};
     if (apart) {
       LaunchGateUp(experts, *gpu_stream_);
       LaunchDown(experts, *gpu_stream_);
@@ -216,6 +223,9 @@ class ExpertsCudaTest : public CudaTest {
     GpuOutput out{Download<int32_t>(ids), Download<int32_t>(pair_of), Download<float>(weights),
                   Download<float>(scores), Download<BFloat16>(y)};
     if (tokens <= kDirectTokens && !prefill) out.scores = ScoresOf(board, tokens, s.num_experts);
+    const auto both = Download<uint8_t>(t);
+    EXPECT_TRUE(!prefill ||
+                std::equal(both.begin(), both.begin() + t_bytes, both.begin() + t_bytes));
     kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(kept), kept_.end());
     return out;
   }

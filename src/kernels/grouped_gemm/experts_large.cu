@@ -124,9 +124,10 @@ struct GateUpWork : ExpertWork {
     float v[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) v[i] = d[i / 2 * 4 + 2 * half + i % 2];
-    WriteFp8Chunks<4>(v, Ue8m0Inverse(scale), p.t, pair, column);
+    WriteFp8Chunks<4>(v, Ue8m0Inverse(scale), p.t, pair, column, &p.mirrors);
     if (pair >= 0 && threadIdx.x % 4 == 0 && rank == 0) {
-      p.t.scales[column / 128 * p.t.row_groups * 8 + pair] = Ue8m0Value(scale);
+      StoreMirrored(&p.t.scales[column / 128 * p.t.row_groups * 8 + pair], Ue8m0Value(scale),
+                    &p.mirrors);
     }
   }
 };
@@ -172,6 +173,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   LargeMultiplier<TileKind::kFp8, GateUpWork>(ring, work, static_cast<int>(blockIdx.x) / 2,
                                               static_cast<int>(gridDim.x) / 2)
       .Run();
+  if (p.mirrors.count > 0) __threadfence_system();
   __syncwarp();
   ClusterSync();  // until here the other block writes to this one
 }

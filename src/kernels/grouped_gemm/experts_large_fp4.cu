@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "kernels/gemm/gemm_large_sm90.cuh"
+#include "kernels/gemm/large_output.cuh"
 #include "kernels/grouped_gemm/experts_large.h"
 #include "kernels/grouped_gemm/fp4_multiplier.cuh"
 #include "kernels/grouped_gemm/swiglu.cuh"
@@ -106,13 +107,20 @@ struct Fp4GateUp : Work<kGroups> {
     ++written;
     const int64_t column = this->row_block(index) * int64_t{128} + part * 32;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int token = Thread() + i * 128;
+    for (int first = 0; first < kMaxTokens; first += 64) {
+      const int token = first + Warp() * 16 + TokenOfLane();
       if (token >= tokens.num_rows) continue;
       const float largest =
           fmaxf(fmaxf(all[0][token], all[1][token]), fmaxf(all[2][token], all[3][token]));
-      WriteRow(int64_t{tokens.pair_group} * 8 + token, token, column, Fp8Scale(largest));
+      WriteHalfRow(int64_t{tokens.pair_group} * 8 + token, token, column, Fp8Scale(largest));
     }
+  }
+
+  // Two lanes write a token's 32 columns, so that these are one sector, here and in other ranks'
+  // memory. Of 16 tokens: eight lanes have four whose rows in Ring::out lie in different banks.
+  __device__ static int TokenOfLane() {
+    const int pair = Lane() / 2;
+    return pair % 2 + pair / 2 % 2 * 4 + pair / 4 % 2 * 2 + pair / 8 * 8;
   }
 
   __device__ std::byte* Out(int token) const { return ring.out[Group()] + token * kRowBytes; }
@@ -152,23 +160,24 @@ struct Fp4GateUp : Work<kGroups> {
     return fmaxf(both.x, both.y);
   }
 
-  __device__ void WriteRow(int64_t pair, int token, int64_t column, uint32_t scale) const {
+  // Lane % 2: which half.
+  __device__ void WriteHalfRow(int64_t pair, int token, int64_t column, uint32_t scale) const {
     const Fp8Tiles& t = this->p.t;
-    const auto* chunks = reinterpret_cast<const uint4*>(Out(token));
+    const Mirrors* const mirrors = &this->p.mirrors;
+    const int half = Lane() % 2;
+    const auto* chunks = reinterpret_cast<const uint4*>(Out(token)) + 2 * half;
     const float inverse = Ue8m0Inverse(scale);
+    uint32_t codes[4];
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      uint32_t codes[4];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint4 chunk = chunks[2 * c + i];
-        codes[2 * i] = Codes(chunk.x, inverse) | Codes(chunk.y, inverse) << 16;
-        codes[2 * i + 1] = Codes(chunk.z, inverse) | Codes(chunk.w, inverse) << 16;
-      }
-      *reinterpret_cast<uint4*>(t.codes + Fp8TileOffset(pair, column + c * 16, t.row_groups)) = {
-          codes[0], codes[1], codes[2], codes[3]};
+    for (int i = 0; i < 2; ++i) {
+      const uint4 chunk = chunks[i];
+      codes[2 * i] = Codes(chunk.x, inverse) | Codes(chunk.y, inverse) << 16;
+      codes[2 * i + 1] = Codes(chunk.z, inverse) | Codes(chunk.w, inverse) << 16;
     }
-    if (column % 128 == 0) t.scales[column / 128 * t.row_groups * 8 + pair] = Ue8m0Value(scale);
+    StoreMirrored(t.codes + Fp8TileOffset(pair, column + half * 16, t.row_groups),
+                  uint4{codes[0], codes[1], codes[2], codes[3]}, mirrors);
+    if (column % 128 != 0 || half != 0) return;
+    StoreMirrored(&t.scales[column / 128 * t.row_groups * 8 + pair], Ue8m0Value(scale), mirrors);
   }
   __device__ static uint32_t Codes(uint32_t pair, float inverse) {
     const float2 v = UnpackBf16(pair);
@@ -258,6 +267,7 @@ __global__ void __launch_bounds__(Fp4Threads(kGroups), 1)
   const int block = static_cast<int>(blockIdx.x);
   GateUp work{{p, static_cast<int>(p.intermediate / 128)}, ring};
   Multiplier(ring, work, block / kCluster, static_cast<int>(gridDim.x) / kCluster).Run();
+  if (p.mirrors.count > 0) __threadfence_system();
 }
 
 template <int kGroups, int kMaxTokens, int kStages>

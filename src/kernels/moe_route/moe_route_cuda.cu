@@ -388,7 +388,14 @@ class Router {
     for (int e = lane(); e < p_.num_experts; e += 32) s_.pairs[warp()][e] = 0;
     WaitForPredecessor();
     AllowSuccessor();
-    for (int64_t t = begin_; t < end_; ++t) RouteOne(t, bias);
+    for (int64_t t = begin_; t < end_; ++t) {
+      if (p_.is_chosen) {
+        TakeChoice(t);
+      } else {
+        RouteOne(t, bias);
+      }
+      CountPairs(t);
+    }
     __syncthreads();
     AddWarps();
     __syncthreads();
@@ -415,7 +422,10 @@ class Router {
       scores[i] = Score(scores[i]);
     }
     RouteToken(p_, t, bias, scores, s_.scratch[warp()]);
-    CountPairs(t);
+  }
+  __device__ void TakeChoice(int64_t t) {
+    if (lane() >= p_.num_chosen) return;
+    s_.scratch[warp()].chosen[lane()] = p_.expert_ids[t * p_.num_chosen + lane()];
   }
 
   // Of the token that was just routed; pair_of is the pair's place among the warp's.
@@ -594,17 +604,7 @@ void LaunchDirect(const CudaMoeRouteParams& p, device::Stream& stream) {
   p.num_tokens <= 8 ? launch(RouteDirectKernel<1>) : launch(RouteDirectKernel<2>);
 }
 
-}  // namespace
-
-void Launch(const CudaMoeRouteParams& p, device::Stream& stream) {
-  if (p.num_tokens == 0) return;
-  CHECK_LE(p.num_experts, kMaxExperts);
-  CHECK_LE(p.num_chosen, kMaxChosen);
-  CHECK_LE(p.num_chosen, p.num_experts);
-  CHECK_LT(p.num_tokens, 1 << 16);
-  CHECK_NE(p.bias == nullptr, p.tid2eid == nullptr);
-  CHECK(p.gate.kind == TileKind::kBf16 && p.gate.cols == p.hidden);
-  if (p.num_tokens <= kDirectTokens && !p.prefill) return LaunchDirect(p, stream);
+void LaunchGate(const CudaMoeRouteParams& p, device::Stream& stream) {
   CudaGemmParams gate{.num_problems = 1, .num_tokens = p.num_tokens, .prefill = p.prefill};
   gate.problems[0] = {.w = p.gate,
                       .x_fp8 = {},
@@ -614,6 +614,24 @@ void Launch(const CudaMoeRouteParams& p, device::Stream& stream) {
                       .y_stride = p.num_experts,
                       .y_fp8 = {}};
   Launch(gate, stream);
+}
+
+}  // namespace
+
+void Launch(const CudaMoeRouteParams& p, device::Stream& stream) {
+  if (p.num_tokens == 0) return;
+  CHECK_LE(p.num_experts, kMaxExperts);
+  CHECK_LE(p.num_chosen, kMaxChosen);
+  CHECK_LE(p.num_chosen, p.num_experts);
+  CHECK_LT(p.num_tokens, 1 << 16);
+  if (p.is_chosen) {
+    CHECK(p.prefill && p.plans);
+  } else {
+    CHECK_NE(p.bias == nullptr, p.tid2eid == nullptr);
+    CHECK(p.gate.kind == TileKind::kBf16 && p.gate.cols == p.hidden);
+    if (p.num_tokens <= kDirectTokens && !p.prefill) return LaunchDirect(p, stream);
+    LaunchGate(p, stream);
+  }
   const RouteShape shape = MakeShape(p);
   LaunchKernel(RouteKernel, static_cast<unsigned>(shape.blocks), kRouteThreads, sizeof(RouteShared),
                stream, p, shape);

@@ -47,6 +47,8 @@ struct CudaMoeRouteParams {
   float scaling = 1;
   int32_t* expert_ids = nullptr;  // [num_tokens, k], ascending
   float* weights = nullptr;       // [num_tokens, k]
+  // expert_ids and weights are there: only the plan is made. Prefill.
+  bool is_chosen = false;
   // Whether the experts run these tokens as they are. Otherwise the plan is scratch, and not made.
   bool plans = true;
   ExpertPlan plan;

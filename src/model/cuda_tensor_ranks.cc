@@ -1,0 +1,234 @@
+#include "model/cuda_tensor_ranks.h"
+
+#include <vector>
+
+#include "checkpoint/shard.h"
+#include "kernels/grouped_gemm/expert_plan.h"
+#include "model/token_shares.h"
+
+namespace fathom::model {
+namespace {
+
+constexpr int64_t kBlock = checkpoint::kQuantizedRows;  // columns under one scale
+// From so many tokens of a prompt on, products write to all ranks: sending takes as long as they
+// do.
+constexpr int kMirroredTokens = 256;
+
+// What each rank has of its share's tokens becomes everyone's: rows of so many values, one a token;
+// and tiles of the same columns, so many bytes for 8 tokens.
+template <typename Value>
+kernels::GatheredMatrix SharedRows(Value* rows, int64_t values, const kernels::RankParts& shares,
+                                   int size) {
+  const int64_t bytes = kernels::kTileRows * values * static_cast<int64_t>(sizeof(Value));
+  return kernels::GatheredRows(rows, bytes, bytes, shares, size);
+}
+kernels::GatheredMatrix SharedTiles(void* tiles, int64_t columns, int64_t bytes,
+                                    const kernels::RankParts& shares, int size) {
+  return kernels::GatheredColumns(tiles, columns, bytes, shares, size);
+}
+
+}  // namespace
+
+CudaTensorRanks::CudaTensorRanks(const config::ModelConfig& config, const CudaWorkspace& workspace,
+                                 comm::CudaCollectives* collectives, int64_t grouped_columns,
+                                 bool has_whole_attention)
+    : c_(config),
+      ws_(workspace),
+      collectives_(collectives),
+      has_whole_attention_(has_whole_attention) {
+  const int64_t blocks_of_group = config.o_lora_rank / kBlock;
+  grouped_ = PartsOf(grouped_columns / config.o_lora_rank, 1, 1);
+  for (int64_t& begin : grouped_.begin) begin *= blocks_of_group;
+  intermediate_ = PartsOf(config.moe_intermediate_size, kBlock, kBlock);
+  outputs_ = PartsOf(config.hidden_size, kBlock, 1);
+  vocabulary_ = PartsOf(config.vocab_size, checkpoint::kVocabularyRows, 1);
+}
+
+// What each rank has of [0, total), cut at multiples of `unit`, counted in `each`.
+kernels::RankParts CudaTensorRanks::PartsOf(int64_t total, int64_t unit, int64_t each) const {
+  kernels::RankParts parts;
+  for (int r = 0; r < size(); ++r) {
+    parts.begin[r + 1] = checkpoint::Part(total, unit, r, size()).end / each;
+  }
+  return parts;
+}
+
+int64_t CudaTensorRanks::num_intermediate() const { return intermediate_.count(rank()) * kBlock; }
+
+kernels::Fp8Tiles CudaTensorRanks::Own(const kernels::Fp8Tiles& tiles,
+                                       const kernels::RankParts& blocks) const {
+  const int64_t tiles_before = blocks.begin[rank()] * tiles.row_groups;
+  return {tiles.codes + tiles_before * kernels::kTileBytes,
+          tiles.scales + tiles_before * kernels::kTileRows, tiles.row_groups};
+}
+
+CudaStep CudaTensorRanks::ShareOf(const CudaStep& step) const {
+  const int tokens = step.batch.num_tokens;
+  const bool is_watched = step.recorder != nullptr &&
+                          (step.recorder->wants_choices() || step.recorder->wants_streams());
+  if (!has_whole_attention_ || !step.prefill || is_watched || !SharesTokens(tokens, size()) ||
+      !collectives_->has_others()) {
+    return step;
+  }
+  const kernels::RankParts shares = TokenShares(tokens, size());
+  CudaStep share = step;
+  share.first_token = static_cast<int>(shares.begin[rank()]);
+  share.batch.num_tokens = static_cast<int>(shares.count(rank()));
+  share.batch.token_seq += share.first_token;
+  share.batch.positions += share.first_token;
+  share.token_ids += share.first_token;
+  share.token_sources += share.first_token;
+  return share;
+}
+
+AttentionPart CudaTensorRanks::PartOf(const CudaStep& step, const CudaBlockWeights& w) const {
+  const int64_t groups = w.wo_a.rows / c_.o_lora_rank, heads = w.wq_b.rows / c_.head_dim;
+  if (!has_whole_attention_ || step.is_share()) {
+    return {w.wq_b, w.wo_a, w.wo_b, w.sink, static_cast<int>(heads), static_cast<int>(groups)};
+  }
+  const int64_t first_group = grouped_.begin[rank()] * kBlock / c_.o_lora_rank;
+  const int64_t first_head = first_group * (heads / groups);
+  return {RowsOf(w.wq_b, first_head * c_.head_dim, int64_t{c_.num_heads} * c_.head_dim),
+          RowsOf(w.wo_a, first_group * c_.o_lora_rank, int64_t{c_.o_groups} * c_.o_lora_rank),
+          RowsOf(w.wo_b, first_output(), num_outputs()),
+          w.sink + first_head,
+          c_.num_heads,
+          c_.o_groups};
+}
+
+kernels::Mirrors CudaTensorRanks::MirrorsOf(const CudaStep& step) const {
+  const bool many = step.prefill && step.batch.num_tokens >= kMirroredTokens;
+  if (collectives_ == nullptr || !many || step.is_share()) return {};
+  return collectives_->mirrors();
+}
+
+void CudaTensorRanks::Keep(const Status& status) {
+  if (exchanged_.ok()) exchanged_ = status;
+}
+
+void CudaTensorRanks::Tell(const CudaStep& step, int layer, const char* name) const {
+  if (step.recorder != nullptr) step.recorder->OnOperator(name, layer);
+}
+
+void CudaTensorRanks::AwaitMirrors(const CudaStep& step, int layer, const char* name) {
+  Tell(step, layer, name);
+  Keep(collectives_->Gather({}, *step.stream));
+}
+
+kernels::OutputExchange CudaTensorRanks::CompleteOutput(const CudaStep& step, int layer,
+                                                        int64_t num_rows,
+                                                        kernels::SublayerOutput& output) {
+  if (collectives_ == nullptr || output.y == nullptr) return {};
+  const bool is_attention = output.pair_of == nullptr;
+  if (step.is_share() && is_attention) return {};  // this rank's tokens are whole
+  if (!step.prefill) {
+    const kernels::OutputExchange gather = collectives_->GatherInBoundary(num_rows, outputs_);
+    if (gather.exchange.peers.size > 1) return gather;
+  }
+  if (MirrorsOf(step).count > 0 && is_attention) {
+    AwaitMirrors(step, layer, "outputs of all ranks");
+    return {};
+  }
+  Tell(step, layer, "outputs of all ranks");
+  kernels::CudaGatherOutputParams params{.exchange = {},
+                                         .output = output,
+                                         .columns = outputs_,
+                                         .num_tokens = step.total_tokens,
+                                         .y = ws_.y};
+  if (step.is_share()) params.tokens = TokenShares(step.total_tokens, size());
+  Keep(collectives_->GatherOutput(params, *step.stream));
+  output = {.y = ws_.y};
+  return {};
+}
+
+void CudaTensorRanks::CompleteGroups(const CudaStep& step, int layer,
+                                     const kernels::Fp8Tiles& grouped) {
+  constexpr const char* kName = "groups of all ranks";
+  if (collectives_ == nullptr || step.is_share()) return;
+  if (MirrorsOf(step).count > 0) return AwaitMirrors(step, layer, kName);
+  Tell(step, layer, kName);
+  GatherTiles(step, {.exchange = {},
+                     .tiles = grouped,
+                     .blocks = grouped_,
+                     .num_tokens = step.batch.num_tokens,
+                     .num_rows = step.batch.num_tokens});
+}
+
+void CudaTensorRanks::CompleteIntermediates(const CudaStep& step, int layer,
+                                            const kernels::Fp8Tiles& t) {
+  constexpr const char* kName = "intermediates of all ranks";
+  if (collectives_ == nullptr) return;
+  if (MirrorsOf(step).count > 0) return AwaitMirrors(step, layer, kName);
+  Tell(step, layer, kName);
+  const int64_t tokens = step.batch.num_tokens;
+  GatherTiles(step,
+              {.exchange = {},
+               .tiles = t,
+               .blocks = intermediate_,
+               .num_tokens = tokens,
+               .pair_of = ws_.plan.pair_of,
+               .num_chosen = c_.num_experts_per_token,
+               .num_rows = kernels::MaxPairRows(tokens, c_.num_experts, c_.num_experts_per_token)});
+}
+
+void CudaTensorRanks::GatherTiles(const CudaStep& step,
+                                  const kernels::CudaGatherTilesParams& params) {
+  Keep(collectives_->GatherTiles(params, *step.stream));
+}
+
+void CudaTensorRanks::CompleteLogits(const CudaStep& step) {
+  if (collectives_ == nullptr) return;
+  Tell(step, -1, "logits of all ranks");
+  Keep(collectives_->GatherLogits({.exchange = {},
+                                   .values = step.logits,
+                                   .num_rows = step.num_logits_rows,
+                                   .columns = vocabulary_},
+                                  *step.stream));
+}
+
+void CudaTensorRanks::Gather(const CudaStep& share, int layer, const char* name,
+                             std::span<const kernels::GatheredMatrix> matrices) {
+  Tell(share, layer, name);
+  Keep(collectives_->Gather(matrices, *share.stream));
+}
+
+kernels::RankParts CudaTensorRanks::SharesOf(const CudaStep& share) const {
+  return RowGroupShares(share.total_tokens, TotalRowGroups(share), size());
+}
+
+void CudaTensorRanks::GatherKeys(const CudaStep& share, int layer, const CudaBlockWeights& w) {
+  const kernels::RankParts shares = SharesOf(share);
+  std::vector<kernels::GatheredMatrix> rows = {SharedRows(ws_.kv, c_.head_dim, shares, size())};
+  const auto add = [&](float* compressed, const CudaCompressorWeights& weights) {
+    if (weights.wkv.rows == 0) return;
+    rows.push_back(SharedRows(compressed, 2 * weights.wkv.rows, shares, size()));
+  };
+  add(ws_.compressed, w.compressor);
+  add(ws_.index_compressed, w.index_compressor);
+  Gather(share, layer, "keys of all ranks", rows);
+}
+
+void CudaTensorRanks::GatherRouted(const CudaStep& share, int layer) {
+  constexpr int64_t kScaleBytes = kernels::kTileRows * sizeof(float);
+  const kernels::RankParts shares = SharesOf(share);
+  const int64_t blocks = c_.hidden_size / kBlock, chosen = c_.num_experts_per_token;
+  int32_t* const ids = ws_.expert_ids + layer * TotalRowGroups(share) * kernels::kTileRows * chosen;
+  const kernels::GatheredMatrix routed[] = {
+      SharedTiles(ws_.h_fp8, blocks, kernels::kTileBytes, shares, size()),
+      SharedTiles(ws_.h_scales, blocks, kScaleBytes, shares, size()),
+      SharedRows(ids, chosen, shares, size()),
+      SharedRows(ws_.expert_weights, chosen, shares, size())};
+  Gather(share, layer, "tokens of all ranks", routed);
+}
+
+void CudaTensorRanks::GatherStreams(const CudaStep& share) {
+  const kernels::RankParts shares = SharesOf(share);
+  const kernels::HyperConnectionState& state = ws_.ffn_state;
+  const kernels::GatheredMatrix streams[] = {
+      SharedRows(ws_.streams, 4 * int64_t{c_.hidden_size}, shares, size()),
+      SharedRows(state.post, 4, shares, size()), SharedRows(state.comb_logits, 16, shares, size()),
+      SharedRows(state.comb, 16, shares, size())};
+  Gather(share, -1, "streams of all ranks", streams);
+}
+
+}  // namespace fathom::model
