@@ -52,6 +52,9 @@ struct Fp4Ring {
   ExpertTile tokens[kStages];               // likewise
   std::byte out[kGroups][kOutTokens * 80 > 64 * 144 ? kOutTokens * 80 : 64 * 144];
   float row_largest[2][4][kMaxTokens];
+  // e4m3 codes of the eight FP4 magnitudes times 2^(6 - i): exact up to i = 11, then to nearest
+  // even; below 2^-18 that is zero.
+  uint2 codes[256];
   uint64_t full[kStages], empty[kStages], exchange[2];
 };
 
@@ -73,20 +76,6 @@ __device__ __forceinline__ void ReleaseAt(uint64_t* barrier, uint32_t rank) {
       "mbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(SharedAddress(barrier)),
       "r"(rank)
       : "memory");
-}
-
-// e4m3 codes of the eight FP4 magnitudes times 2^(6 - i), i the q-th byte of `below`. The first: up
-// to i = 11, where all are normal. The other: nearest even; below 2^-18 that is zero.
-__device__ __forceinline__ uint2 NormalFp4Codes(uint32_t below, int q) {
-  const uint32_t shift = below << 3;
-  return {0x6c686000u - __byte_perm(shift, 0, q * 0x1110 + 4),
-          0x7c787470u - __byte_perm(shift, 0, q * 0x1111)};
-}
-__device__ __forceinline__ bool AreNormal(uint32_t below) {  // no byte is above 11
-  return ((below & 0xf0f0f0f0u) | (below & (below << 1) & 0x08080808u)) == 0;
-}
-__device__ __forceinline__ uint2 AllFp4Codes(uint32_t below, int q) {
-  return Fp4CodesAsFp8(__uint_as_float((133u - min(below >> (8 * q) & 255u, 132u)) << 23));
 }
 
 // Walks the products first, first + stride, … of `work`: int count(), int num_steps() (column
@@ -111,6 +100,10 @@ class Fp4Multiplier {
       }
       for (uint64_t& exchange : ring.exchange) BarrierInit(&exchange, kGroups * 4 + 1);
       BarrierInitFence();
+    }
+    if (threadIdx.x < 256) {
+      ring.codes[threadIdx.x] =
+          Fp4CodesAsFp8(__uint_as_float((133u - min(threadIdx.x, 132u)) << 23));
     }
     __syncthreads();
     if (kCluster > 1) ClusterSync();  // the other block's are ready, too
@@ -335,21 +328,12 @@ class Fp4Multiplier {
     LoadCodes(words);
     const uint32_t below[2] = {row_max_[0] - Scales(LowTile(), LowRow()),
                                row_max_[1] - Scales(HighTile(), HighRow())};
-    if (AreNormal(below[0]) && AreNormal(below[1])) {
 #pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        for (int r = 0; r < 2; ++r) {
-          const uint2 codes = NormalFp4Codes(below[r], q);
-          ExpandFp4(words[r][q], codes.x, codes.y, a[q][r], a[q][r + 2]);
-        }
-      }
-    } else {
+    for (int q = 0; q < 4; ++q) {
 #pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        for (int r = 0; r < 2; ++r) {
-          const uint2 codes = AllFp4Codes(below[r], q);
-          ExpandFp4(words[r][q], codes.x, codes.y, a[q][r], a[q][r + 2]);
-        }
+      for (int r = 0; r < 2; ++r) {
+        const uint2 codes = ring_.codes[below[r] >> (8 * q) & 255u];
+        ExpandFp4(words[r][q], codes.x, codes.y, a[q][r], a[q][r + 2]);
       }
     }
   }
@@ -385,23 +369,23 @@ class Fp4Multiplier {
   template <int kTokens, int kAt, int kSize>
   __device__ __forceinline__ void AddChunks(const uint32_t (&a)[4][4], float (&product)[kSize],
                                             float (&other)[kSize], float (&d)[kTokens / 2]) {
-    constexpr int kNext = kAt + kChunk<kTokens, kAt>;
-    if constexpr (kNext < kTokens) {
-      Start<kTokens, kNext>(a, other);
-      WgmmaWait<1>();
-    } else {
-      WgmmaWait<0>();
-    }
-    ReadyRegisters(product);
-    const float* scales = ring_.x_scales[stage_] + kAt + lane() % 4 * 2;
+    constexpr int kNext = kAt + kChunk<kTokens, kAt>, kEights = kChunk<kTokens, kAt> / 8;
+    if constexpr (kNext < kTokens) Start<kTokens, kNext>(a, other);
+    // Read before the products are waited for.
+    float2 scales[kEights];
+    const float* from = ring_.x_scales[stage_] + kAt + lane() % 4 * 2;
 #pragma unroll
-    for (int j = 0; j < kChunk<kTokens, kAt> / 8; ++j) {
-      const float2 s = *reinterpret_cast<const float2*>(scales + j * 8);
+    for (int j = 0; j < kEights; ++j) scales[j] = *reinterpret_cast<const float2*>(from + j * 8);
+    constexpr int kPending = kNext < kTokens ? 1 : 0;
+    WgmmaWait<kPending>();
+    ReadyRegisters(product);
+#pragma unroll
+    for (int j = 0; j < kEights; ++j) {
       float* sums = d + kAt / 2 + 4 * j;
-      sums[0] += product[4 * j] * s.x;
-      sums[1] += product[4 * j + 1] * s.y;
-      sums[2] += product[4 * j + 2] * s.x;
-      sums[3] += product[4 * j + 3] * s.y;
+      sums[0] += product[4 * j] * scales[j].x;
+      sums[1] += product[4 * j + 1] * scales[j].y;
+      sums[2] += product[4 * j + 2] * scales[j].x;
+      sums[3] += product[4 * j + 3] * scales[j].y;
     }
     if constexpr (kNext < kTokens) AddChunks<kTokens, kNext>(a, other, product, d);
   }
