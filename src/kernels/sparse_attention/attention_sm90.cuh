@@ -1,7 +1,7 @@
 // Attention of up to 64 heads of one token over a range of its key tiles, by one block: a
-// producer warpgroup widens keys into two tiles in shared memory; two consumer warpgroups take
-// turns at the scores of a tile (heads are the rows of wgmma) and each adds the tile's values to
-// its half of the 512 output columns, which stay in registers. Device code only.
+// producer warpgroup widens keys into two tiles in shared memory; two consumer warpgroups score one
+// of them each (heads are the rows of wgmma), then each adds both tiles' values to its half of the
+// 512 output columns, which stay in registers. Device code only.
 #pragma once
 
 #include "kernels/gemm/wgmma.cuh"
@@ -29,6 +29,7 @@ struct AttentionShared {
   float sink[kHeadTile];
   float2 angles[kRopeDim / 2];
   uint64_t full[2], empty[2], ready[2];  // keys widened; tile free; probabilities written
+  uint64_t scored[2][4];                 // the tile's maxima are known, of each warp's rows
 };
 inline constexpr size_t kAttentionSharedBytes = sizeof(AttentionShared) + 1024;
 
@@ -83,14 +84,17 @@ class AttentionConsumer {
 
   // The block's tile i holds keys from `first_key + 64 i`.
   __device__ void Run(int num_tiles, int first_key) {
-    for (int i = 0; i < num_tiles; ++i) {
-      const bool owner = i % 2 == group_;
+    for (int i = 0; i < num_tiles; i += 2) {
+      const int own = i + group_;
       float tile_sum[2] = {0, 0};
-      if (owner) Scores(i, first_key + i * kKeyTile, tile_sum);
-      BarrierWait(s_.ready + i % 2, i / 2 % 2);
-      AddValues(i);
+      if (own < num_tiles) Scores(own, first_key + own * kKeyTile, tile_sum);
+#pragma unroll 1
+      for (int tile = i; tile < min(i + 2, num_tiles); ++tile) {
+        BarrierWait(s_.ready + tile % 2, tile / 2 % 2);
+        AddValues(tile);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) sum_[r] += tile_sum[r];
+        for (int r = 0; r < 2; ++r) sum_[r] += tile == own ? tile_sum[r] : 0;
+      }
     }
     ShareSums();
   }
@@ -103,6 +107,7 @@ class AttentionConsumer {
   __device__ int column(int j) const { return group_ * 256 + 8 * j + 2 * quad_; }
   __device__ float2 value(int r, int j) const { return {o_[4 * j + 2 * r], o_[4 * j + 2 * r + 1]}; }
   static constexpr int kPairs = 32;
+  static constexpr int kPlainPairs = 24;  // of these no column is rotated, of the others some
 
  private:
   static constexpr float kScale = 0.044194173824159216f;  // 512^-0.5
@@ -120,14 +125,21 @@ class AttentionConsumer {
     }
     WgmmaCommit();
     WgmmaWait<0>();
+    const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
+    if (i > 0) BarrierWait(&s_.scored[(i - 1) % 2][warp], (i - 1) / 2 % 2);
+    float max[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) tile_sum[r] = Probabilities(d, r, i, first_key);
+    for (int r = 0; r < 2; ++r) max[r] = Maximum(d, r, i, first_key);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) BarrierArrive(&s_.scored[i % 2][warp]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) tile_sum[r] = Probabilities(d, r, i, max[r]);
     FenceSharedForWgmma();
     BarrierArrive(s_.ready + i % 2);
   }
 
-  // Row r's probabilities into shared memory; returns the thread's part of their sum.
-  __device__ float Probabilities(float (&d)[32], int r, int i, int first_key) {
+  // Row r's with this tile; scores past the last key become nothing.
+  __device__ float Maximum(float (&d)[32], int r, int i, int first_key) {
     const int row = row_ + 8 * r;
     float tile_max = -__builtin_huge_valf();
 #pragma unroll
@@ -147,6 +159,12 @@ class AttentionConsumer {
       s_.max[row] = max;
       s_.rescale[i % 2][row] = exp2f(old_max - max);
     }
+    return max;
+  }
+
+  // Row r's probabilities into shared memory; returns the thread's part of their sum.
+  __device__ float Probabilities(const float (&d)[32], int r, int i, float max) {
+    const int row = row_ + 8 * r;
     float sum = 0;
     const uint32_t p = SharedAddress(s_.p[i % 2]) + row * 128 + quad_ * 4;
 #pragma unroll

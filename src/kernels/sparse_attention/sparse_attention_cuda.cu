@@ -20,30 +20,38 @@ struct Parts {
 // Finished rows go through shared memory, so that whole 128-byte rows of tiles are written.
 __device__ void WriteOutput(const CudaSparseAttentionParams& p, const AttentionConsumer& sums,
                             AttentionShared& shared, int token, int first_head) {
-  const uint32_t out = SharedAddress(shared.q);
+  const bool rotates = sums.column(AttentionConsumer::kPlainPairs) >= kNumFp8;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int row = sums.row(r);
+    const uint32_t row = sums.row(r);
     const float inverse = 1.0f / (sums.sum(r) + exp2f(shared.sink[row] * kLog2E - sums.max(r)));
+    const uint32_t column = sums.column(0);
+    const uint32_t to = SharedAddress(shared.q) + ChunkOffset(row, column / 8) + column % 8 * 2;
 #pragma unroll
     for (int j = 0; j < AttentionConsumer::kPairs; ++j) {
       const float2 o = sums.value(r, j);
-      const int column = sums.column(j);
-      const uint32_t pair = FinishPair({o.x * inverse, o.y * inverse}, column, shared.angles);
-      asm volatile(
-          "st.shared.b32 [%0], %1;" ::"r"(out + ChunkOffset(row, column / 8) + column % 8 * 2),
-          "r"(pair)
-          : "memory");
+      const float2 out{o.x * inverse, o.y * inverse};
+      const uint32_t pair = j >= AttentionConsumer::kPlainPairs && rotates
+                                ? FinishPair(out, sums.column(j), shared.angles)
+                                : PackBf16(out.x, out.y);
+      // As ChunkOffset: chunks of eight columns.
+      asm volatile("st.shared.b32 [%0], %1;" ::"r"((to ^ j % 8 * 16) + j / 8 * kColumnBlockBytes),
+                   "r"(pair)
+                   : "memory");
     }
   }
   NamedBarrier(kConsumerBarrier, kConsumers);
-  const int heads = min(kHeadTile, p.num_heads - first_head);
-  for (int i = threadIdx.x; i < heads * 64; i += kConsumers) {
-    const int row = i / 64, chunk = i % 64;
-    const uint4 value = *reinterpret_cast<const uint4*>(shared.q + ChunkOffset(row, chunk));
-    const int64_t offset =
-        Bf16TileOffset(token, int64_t{first_head + row} * kHeadDim + chunk * 8, p.out.row_groups);
-    *reinterpret_cast<uint4*>(reinterpret_cast<uint8_t*>(p.out.values) + offset) = value;
+  constexpr int kRows = kConsumers / 64;  // a thread for each chunk
+  const int heads = min(kHeadTile, p.num_heads - first_head), chunk = threadIdx.x % 64;
+  const int first = threadIdx.x / 64;
+  auto* to =
+      reinterpret_cast<uint8_t*>(p.out.values) +
+      Bf16TileOffset(token, int64_t{first_head + first} * kHeadDim + chunk * 8, p.out.row_groups);
+  const int64_t stride = Bf16TileOffset(0, kRows * kHeadDim, p.out.row_groups);
+#pragma unroll 4
+  for (int row = first; row < heads; row += kRows, to += stride) {
+    *reinterpret_cast<uint4*>(to) =
+        *reinterpret_cast<const uint4*>(shared.q + ChunkOffset(row, chunk));
   }
 }
 
@@ -74,6 +82,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
       BarrierInit(shared.full + i, kProducerThreads);
       BarrierInit(shared.empty + i, kConsumers / 32);
       BarrierInit(shared.ready + i, kConsumers / 2);
+      for (uint64_t& scored : shared.scored[i]) BarrierInit(&scored, 1);
     }
     BarrierInitFence();
   }

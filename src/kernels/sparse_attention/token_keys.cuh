@@ -56,23 +56,30 @@ class TokenKeys {
     return p_.ratio == 4 ? p_.selected[int64_t{token_} * p_.topk + i] : i;
   }
 
-  __device__ KeyBytes Bytes(int k, int entry) const {
-    if (k >= size_) return {};
+  // The page that it is in, of keys in pages: to be read ahead of Bytes, too.
+  __device__ int Page(int k, int entry) const {
     const CudaBatch& b = p_.batch;
+    if (k >= size_) return 0;
     if (k >= num_window_) {
-      const int shift = PageShift(p_.compressed);
-      const int32_t id = b.block_tables[int64_t{seq_} * b.max_blocks + (entry >> shift)];
-      return At(p_.compressed, id, entry & ((1 << shift) - 1));
+      return b.block_tables[int64_t{seq_} * b.max_blocks + (entry >> PageShift(p_.compressed))];
+    }
+    if (k >= num_paged_) return 0;
+    const int page = ((first_position_ + k) >> PageShift(p_.pages)) - b.first_window_page[seq_];
+    return b.window_tables[int64_t{seq_} * b.max_window_pages + page];
+  }
+
+  __device__ KeyBytes Bytes(int k, int entry, int page) const {
+    if (k >= size_) return {};
+    if (k >= num_window_) {
+      return At(p_.compressed, page, entry & (p_.compressed.entries_per_page - 1));
     }
     if (k >= num_paged_) {
       const uint8_t* row = p_.fresh + int64_t{fresh_row_ + k} * kFreshRowBytes;
       return {row, row + kKvDataBytes};
     }
-    const int position = first_position_ + k, shift = PageShift(p_.pages);
-    const int page = (position >> shift) - b.first_window_page[seq_];
-    const int32_t id = b.window_tables[int64_t{seq_} * b.max_window_pages + page];
-    return At(p_.pages, id, position & ((1 << shift) - 1));
+    return At(p_.pages, page, (first_position_ + k) & (p_.pages.entries_per_page - 1));
   }
+  __device__ KeyBytes Bytes(int k, int entry) const { return Bytes(k, entry, Page(k, entry)); }
 
  private:
   // Pages hold a power of two of entries.
