@@ -13,7 +13,7 @@
 namespace fathom::kernels {
 
 // One block's tokens: rows of one expert.
-struct ExpertTile {
+struct alignas(16) ExpertTile {
   int32_t expert;
   int32_t x_group;     // first group of its activations
   int32_t pair_group;  // first group of its pairs
@@ -51,12 +51,16 @@ constexpr int PlanTileRows(int64_t num_tokens, bool prefill, int num_experts, in
              ? LargeExpertTileRows(num_tokens, num_experts, num_chosen)
              : ExpertTileRows(num_tokens);
 }
+// Of up to kDirectTokens.
+constexpr int MaxDirectTiles(int num_tokens, int num_experts, int num_chosen) {
+  const int pairs = num_tokens * num_chosen, groups = (num_tokens + 7) / 8 * num_experts;
+  return pairs < groups ? pairs : groups;
+}
 constexpr int64_t MaxExpertTiles(int64_t num_tokens, int num_experts, int num_chosen) {
-  const int64_t pairs = num_tokens * num_chosen;
   if (num_tokens <= kDirectTokens) {
-    const int64_t groups = (num_tokens + 7) / 8 * num_experts;
-    return pairs < groups ? pairs : groups;
+    return MaxDirectTiles(static_cast<int>(num_tokens), num_experts, num_chosen);
   }
+  const int64_t pairs = num_tokens * num_chosen;
   const int64_t experts = pairs < num_experts ? pairs : num_experts;
   return experts + pairs / (num_tokens >= kLargeExpertTokens ? 64 : ExpertTileRows(num_tokens));
 }

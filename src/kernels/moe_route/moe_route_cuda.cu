@@ -22,16 +22,18 @@ __device__ float Softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(
 
 constexpr int kExpertsOfLane = kMaxExperts / 32;
 
-// The k best of a warp's scores into ids, best first; ties: the lower id. Lane l has those of
-// experts l, l + 32, …: `count` of them.
-__device__ void ChooseBest(uint32_t (&scores)[kExpertsOfLane], int count, int k, int* ids) {
+// The k best of a warp's scores, lane n the n-th best one's id; ties: the lower id. Lane l has
+// those of experts l, l + 32, …; 0: none.
+template <int kLane>
+__device__ int ChooseBest(uint32_t (&scores)[kLane], int k) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  int chosen = 0;
+#pragma unroll 1
   for (int n = 0; n < k; ++n) {
     uint32_t best = 0;
     int best_i = 0;
 #pragma unroll
-    for (int i = 0; i < kExpertsOfLane; ++i) {
-      if (i == count) break;
+    for (int i = 0; i < kLane; ++i) {
       if (scores[i] > best) best = scores[i], best_i = i;
     }
     const uint32_t highest = __reduce_max_sync(0xffffffffu, best);
@@ -39,65 +41,68 @@ __device__ void ChooseBest(uint32_t (&scores)[kExpertsOfLane], int count, int k,
     const uint32_t id = __reduce_min_sync(0xffffffffu, own);
     if (own == id) {
 #pragma unroll
-      for (int i = 0; i < kExpertsOfLane; ++i) {
+      for (int i = 0; i < kLane; ++i) {
         if (i == best_i) scores[i] = 0;
       }
     }
-    if (lane == 0) ids[n] = static_cast<int>(id);
+    if (lane == n) chosen = static_cast<int>(id);
   }
-  __syncwarp();
+  return chosen;
 }
 
 struct RouteScratch {
   float s[kMaxExperts];
-  int ids[kMaxChosen];  // chosen, best first
   // In the order of the experts: what is written to expert_ids and weights.
   int chosen[kMaxChosen];
   float weights[kMaxChosen];
 };
 
 // A lane's biases of experts l, l + 32, ….
+template <int kLane>
 struct LaneBias {
   __device__ explicit LaneBias(const CudaMoeRouteParams& p) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
-    for (int i = 0; i < kExpertsOfLane; ++i) {
+    for (int i = 0; i < kLane; ++i) {
       const int e = i * 32 + lane;
       of[i] = p.bias != nullptr && e < p.num_experts ? p.bias[e] : 0.0f;
     }
   }
-  float of[kExpertsOfLane];
+  float of[kLane];
 };
 
 __device__ float Score(float logit) { return sqrtf(Softplus(logit)); }
 
 // Writes expert_ids and weights of token t. score[i]: of expert i * 32 + lane.
-__device__ void RouteToken(const CudaMoeRouteParams& p, int64_t t, const LaneBias& bias,
-                           const float (&score)[kExpertsOfLane], RouteScratch& scratch) {
+template <int kLane>
+__device__ void RouteToken(const CudaMoeRouteParams& p, int64_t t, const LaneBias<kLane>& bias,
+                           const float (&score)[kLane], RouteScratch& scratch) {
   const int lane = static_cast<int>(threadIdx.x) % 32, k = p.num_chosen;
-  uint32_t biased[kExpertsOfLane] = {};
+  uint32_t biased[kLane] = {};
 #pragma unroll
-  for (int i = 0; i < kExpertsOfLane; ++i) {
+  for (int i = 0; i < kLane; ++i) {
     if (i * 32 + lane >= p.num_experts) break;
     scratch.s[i * 32 + lane] = score[i];
     biased[i] = OrderedKey(score[i] + bias.of[i]);
   }
-  if (p.tid2eid != nullptr) {
-    if (lane < k) scratch.ids[lane] = p.tid2eid[int64_t{p.token_ids[t]} * k + lane];
-    __syncwarp();
-  } else {
-    __syncwarp();
-    ChooseBest(biased, (p.num_experts + 31) / 32, k, scratch.ids);
+  __syncwarp();
+  int id = 0;  // the lane's, best first
+  if (p.tid2eid == nullptr) {
+    id = ChooseBest(biased, k);
+  } else if (lane < k) {
+    id = p.tid2eid[int64_t{p.token_ids[t]} * k + lane];
   }
+  const float own = scratch.s[id];
   float sum = 0;
-  for (int i = 0; i < k; ++i) sum = sum + scratch.s[scratch.ids[i]];
-  if (lane >= k) return;
-  const int id = scratch.ids[lane];
   int place = 0;
+#pragma unroll 1
   for (int i = 0; i < k; ++i) {
-    place += scratch.ids[i] < id || (scratch.ids[i] == id && i < lane) ? 1 : 0;
+    sum += __shfl_sync(0xffffffffu, own, i);
+    const int other = __shfl_sync(0xffffffffu, id, i);
+    place += other < id || (other == id && i < lane) ? 1 : 0;
   }
-  const float weight = scratch.s[id] / sum * p.scaling;
+  if (lane >= k) return;
+  const float weight = own / sum * p.scaling;
   scratch.chosen[place] = p.expert_ids[t * k + place] = id;
   scratch.weights[place] = p.weights[t * k + place] = weight;
 }
@@ -127,19 +132,21 @@ __device__ bool ReceiveScore(const RouteBoard::Score* from, uint32_t number, flo
 // Up to kDirectTokens tokens. The first block makes the plan; of the others each computes the
 // scores of a few experts and sends them with the number of the launch beside them, so that whoever
 // reads a pair of both knows that it has arrived: no counter, no fence.
+constexpr int kWords = kMaxExperts / 32;
 constexpr int kDirectThreads = 512;
 constexpr int kDirectWarps = kDirectThreads / 32;
-constexpr int kDirectExperts = 8;  // of a block
-constexpr int kDirectRows = 16;    // of the tensor cores' product: tokens
-constexpr int kLoadedBlocks = 4;   // of 64 columns, of a warp, on their way at once
-constexpr int kGateBlockBytes = kDirectExperts * 128;  // of 64 columns of the gate
+constexpr int kDirectExperts = 8;         // of a block
+constexpr int kDirectRows = 16;           // of the tensor cores' product: tokens
+constexpr int kLoadedBlocks = 4;          // of 64 columns, of a warp, on their way at once
+constexpr int kGateTileBytes = 64 * 128;  // of 64 columns of the gate
+constexpr int kGateBlockBytes = kDirectExperts * 128;  // of which a block has
 
 struct DirectShared {
   union {
     float sums[kDirectWarps][kDirectRows][kDirectExperts];
     RouteScratch scratch[kDirectTokens];
   };
-  uint32_t used[kDirectGroups][kMaxExperts / 32];  // by a group of eight tokens: a bit an expert
+  uint32_t used[kDirectGroups][kWords];  // by a group of eight tokens: a bit an expert
   uint64_t gate_full;
 };
 
@@ -155,7 +162,8 @@ class DirectScores {
         s_(shared),
         gate_(gate),
         first_((static_cast<int>(blockIdx.x) - 1) * kDirectExperts),
-        blocks_(static_cast<int>(params.hidden / 64)) {}
+        blocks_(static_cast<int>(params.hidden) / 64),
+        stride_(static_cast<int>(params.h.row_groups) * kTileBytes) {}
 
   __device__ void Run() {
     if (thread() == 0) {
@@ -165,6 +173,7 @@ class DirectScores {
     }
     __syncthreads();
     if (warp() == 0) FetchGate();
+    FindTokens();
     WaitForPredecessor();
     AllowSuccessor();
     const uint32_t number = LaunchNumber(p_);
@@ -187,48 +196,56 @@ class DirectScores {
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ static int warp() { return thread() / 32; }
   __device__ static int lane() { return thread() % 32; }
-  // Where a thread's two of the eight chunks of a row's eight columns are.
-  __device__ static int Chunk(int half, int row) {
-    return row * 128 + ((lane() % 4 + half * 4) ^ row) * 16;
-  }
+  // A row's columns are eight chunks of eight, of which a thread has two: where the first one is,
+  // and how far from it the other.
+  __device__ static int Chunk(int row) { return row * 128 + (lane() % 4 ^ row) * 16; }
+  __device__ static int OtherChunk(int row) { return (row & 4) == 0 ? 64 : -64; }
 
   // Eight rows of a tile of 64 lie together.
   __device__ void FetchGate() {
     const std::byte* from =
-        p_.gate.tiles + first_ / 64 * p_.gate.col_blocks() * 8192 + first_ % 64 * 128;
+        p_.gate.tiles + int64_t{first_ / 64 * blocks_} * kGateTileBytes + first_ % 64 * 128;
     for (int i = lane(); i < blocks_; i += 32) {
-      BulkCopy(gate_ + i * kGateBlockBytes, from + i * int64_t{8192}, kGateBlockBytes,
+      BulkCopy(gate_ + i * kGateBlockBytes, from + i * int64_t{kGateTileBytes}, kGateBlockBytes,
                &s_.gate_full);
+    }
+  }
+
+  // Where a thread's token of each group begins; past the last token: that one.
+  __device__ void FindTokens() {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const int token = min(g * 8 + lane() / 4, static_cast<int>(p_.num_tokens) - 1);
+      token_[g] = token / 8 * kTileBytes + Chunk(token % 8);
+      other_[g] = OtherChunk(token % 8);
+      asm volatile("" : "+r"(token_[g]), "+r"(other_[g]));  // before the wait, not when needed
     }
   }
 
   // `first` and, kDirectWarps apart, what follows it.
   __device__ void Multiply(int first, float (&sums)[kLoadedBlocks][4]) {
-    const auto* h = reinterpret_cast<const std::byte*>(p_.h.values);
-    const int last = static_cast<int>(p_.num_tokens) - 1;
+    const auto* const h = reinterpret_cast<const std::byte*>(p_.h.values);
     uint4 x[kLoadedBlocks][kGroups][2];
 #pragma unroll
     for (int i = 0; i < kLoadedBlocks; ++i) {
-      const int block = min(first + i * kDirectWarps, blocks_ - 1);
+      const int block = min(first + i * kDirectWarps, blocks_ - 1) * stride_;
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
-        const int token = min(g * 8 + lane() / 4, last);  // past the last one: its values
-        const std::byte* from = h + (block * p_.h.row_groups + token / 8) * kTileBytes;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          x[i][g][half] = *reinterpret_cast<const uint4*>(from + Chunk(half, token % 8));
-        }
+        const std::byte* const from = h + (block + token_[g]);
+        x[i][g][0] = *reinterpret_cast<const uint4*>(from);
+        x[i][g][1] = *reinterpret_cast<const uint4*>(from + other_[g]);
       }
     }
     BarrierWait(&s_.gate_full, 0);
+    const std::byte* const gate = gate_ + Chunk(lane() / 4);
 #pragma unroll
     for (int i = 0; i < kLoadedBlocks; ++i) {
       const int block = first + i * kDirectWarps;
       if (block >= blocks_) break;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint4 w = *reinterpret_cast<const uint4*>(gate_ + block * kGateBlockBytes +
-                                                        Chunk(half, lane() / 4));
+        const uint4 w = *reinterpret_cast<const uint4*>(gate + block * kGateBlockBytes +
+                                                        half * OtherChunk(lane() / 4));
         const uint4 low = x[i][0][half], high = kGroups == 1 ? uint4{} : x[i][kGroups - 1][half];
         WarpMultiply(sums[i], {low.x, high.x, low.y, high.y}, w.x, w.y);
         WarpMultiply(sums[i], {low.z, high.z, low.w, high.w}, w.z, w.w);
@@ -247,51 +264,62 @@ class DirectScores {
   const CudaMoeRouteParams& p_;
   DirectShared& s_;
   std::byte* const gate_;
-  const int first_, blocks_;
+  const int first_, blocks_, stride_;
+  int token_[kGroups], other_[kGroups];
 };
 
-// A warp routes a token as soon as it has its scores. kGroups: of eight tokens.
-template <int kGroups>
+// A warp routes a token as soon as it has its scores. kGroups: of eight tokens; kLane: experts of a
+// lane. Most instructions run once, so that few of them count more than anything else.
+template <int kGroups, int kLane>
 class DirectPlan {
  public:
   __device__ DirectPlan(const CudaMoeRouteParams& params, DirectShared& shared)
       : p_(params), s_(shared), tokens_(static_cast<int>(params.num_tokens)) {}
 
   __device__ void Run() {
-    const LaneBias bias(p_);
+    const LaneBias<kLane> bias(p_);
     const int token = thread() / p_.num_chosen;
+    int choice = thread() % p_.num_chosen;
+    asm volatile("" : "+r"(choice));  // before the wait, not when it is needed
     const bool is_pair = token < tokens_, has_pair = is_pair && p_.token_seq[token] >= 0;
-    if (thread() < kGroups * (kMaxExperts / 32)) (&s_.used[0][0])[thread()] = 0;
+    if (thread() < kGroups * kWords) (&s_.used[0][0])[thread()] = 0;
     WaitForPredecessor();
     AllowSuccessor();
     const uint32_t number = LaunchNumber(p_);
-    const auto most_tiles =
-        static_cast<int>(MaxExpertTiles(tokens_, p_.num_experts, p_.num_chosen));
+    const int most_tiles = MaxDirectTiles(tokens_, p_.num_experts, p_.num_chosen);
+#pragma unroll 1
     for (int row = thread(); row < most_tiles * 8; row += kDirectThreads) {
       p_.plan.pair_weight[kGroups * 8 + row] = 0;
     }
+#pragma unroll 1
     for (int n = thread(); n < 2 + most_tiles; n += kDirectThreads) p_.plan.progress[n] = 0;
     __syncthreads();
     if (warp() < tokens_) {
-      float scores[kExpertsOfLane] = {};
+      float scores[kLane] = {};
       AwaitScores(number, scores);
       RouteToken(p_, warp(), bias, scores, s_.scratch[warp()]);
     }
     __syncthreads();
     const RouteScratch& own = s_.scratch[is_pair ? token : 0];
-    const int i = thread() % p_.num_chosen, expert = own.chosen[i], group = token / 8;
+    const int expert = own.chosen[choice], group = token / 8;
     if (has_pair) atomicOr(&s_.used[group][expert / 32], 1u << expert % 32);
     __syncthreads();
-    if (thread() == kDirectThreads - 1) {
-      *p_.plan.num_tiles = NumTiles();
-      p_.board->launches = number;
+    if (warp() == kDirectWarps - 1) {
+      const uint32_t* const words = &s_.used[0][0];
+      const int lane = thread() % 32;
+      const int in_word = lane < kGroups * kWords ? __popc(words[lane]) : 0;
+      const int count = __reduce_add_sync(0xffffffffu, in_word);
+      if (lane == 0) {
+        *p_.plan.num_tiles = count;
+        p_.board->launches = number;
+      }
     }
     int row = 0;
     if (has_pair) {  // tiles are the experts that are used, in order, each one's groups together
       const int tile = TilesBefore(expert, group);
       row = (kGroups + tile) * 8 + token % 8;
       p_.plan.tiles[tile] = {expert, group, kGroups + tile, min(8, tokens_ - group * 8)};
-      p_.plan.pair_weight[row] = own.weights[i];
+      p_.plan.pair_weight[row] = own.weights[choice];
     }
     if (is_pair) p_.plan.pair_of[thread()] = row;
   }
@@ -301,12 +329,12 @@ class DirectPlan {
   __device__ static int warp() { return thread() / 32; }
 
   // Of the warp's token: a lane has those of experts l, l + 32, ….
-  __device__ void AwaitScores(uint32_t number, float (&scores)[kExpertsOfLane]) const {
+  __device__ void AwaitScores(uint32_t number, float (&scores)[kLane]) const {
     bool all;
     do {
       all = true;
 #pragma unroll
-      for (int i = 0; i < kExpertsOfLane; ++i) {
+      for (int i = 0; i < kLane; ++i) {
         const int e = i * 32 + thread() % 32;
         if (e < p_.num_experts) all &= ReceiveScore(ScoreAt(p_, warp(), e), number, scores[i]);
       }
@@ -317,21 +345,16 @@ class DirectPlan {
   // A group of tokens at an expert that one of them chose is a tile: those of experts below
   // `expert`, and the expert's own of groups before `group`.
   __device__ int TilesBefore(int expert, int group) const {
+    const uint32_t below = (1u << expert % 32) - 1;
     int count = 0;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      for (int i = 0; i < expert / 32; ++i) count += __popc(s_.used[g][i]);
-      const uint32_t word = s_.used[g][expert / 32];
-      count += __popc(word & ((1u << expert % 32) - 1));
-      if (g < group) count += static_cast<int>(word >> expert % 32 & 1);
-    }
-    return count;
-  }
-  __device__ int NumTiles() const {
-    int count = 0;
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      for (int i = 0; i < (p_.num_experts + 31) / 32; ++i) count += __popc(s_.used[g][i]);
+      for (int i = 0; i < kLane; ++i) {
+        const uint32_t mask = i < expert / 32 ? 0xffffffffu : i == expert / 32 ? below : 0;
+        count += __popc(s_.used[g][i] & mask);
+      }
+      if (g < group) count += static_cast<int>(s_.used[g][expert / 32] >> expert % 32 & 1);
     }
     return count;
   }
@@ -341,13 +364,13 @@ class DirectPlan {
   const int tokens_;
 };
 
-template <int kGroups>
+template <int kGroups, int kLane>
 __global__ void __launch_bounds__(kDirectThreads)
     RouteDirectKernel(const __grid_constant__ CudaMoeRouteParams p) {
   extern __shared__ __align__(128) std::byte gate[];
   __shared__ DirectShared shared;
   if (blockIdx.x == 0) {
-    DirectPlan<kGroups>(p, shared).Run();
+    DirectPlan<kGroups, kLane>(p, shared).Run();
   } else {
     DirectScores<kGroups>(p, shared, gate).Run();
   }
@@ -384,7 +407,7 @@ class Router {
                  params.num_tokens)) {}
 
   __device__ void Run() {
-    const LaneBias bias(p_);
+    const LaneBias<kExpertsOfLane> bias(p_);
     for (int e = lane(); e < p_.num_experts; e += 32) s_.pairs[warp()][e] = 0;
     WaitForPredecessor();
     AllowSuccessor();
@@ -409,7 +432,7 @@ class Router {
   __device__ static int lane() { return thread() % 32; }
   __device__ int* Counts(int block) const { return p_.board->counts[block]; }
 
-  __device__ void RouteOne(int64_t t, const LaneBias& bias) {
+  __device__ void RouteOne(int64_t t, const LaneBias<kExpertsOfLane>& bias) {
     float scores[kExpertsOfLane] = {};
 #pragma unroll
     for (int i = 0; i < kExpertsOfLane; ++i) {
@@ -601,7 +624,10 @@ void LaunchDirect(const CudaMoeRouteParams& p, device::Stream& stream) {
     LaunchKernel(kernel, blocks, kDirectThreads,
                  static_cast<size_t>(p.hidden / 64 * kGateBlockBytes), stream, p);
   };
-  p.num_tokens <= 8 ? launch(RouteDirectKernel<1>) : launch(RouteDirectKernel<2>);
+  const bool many = p.num_experts > 256;
+  if (p.num_tokens <= 8)
+    return many ? launch(RouteDirectKernel<1, 16>) : launch(RouteDirectKernel<1, 8>);
+  many ? launch(RouteDirectKernel<2, 16>) : launch(RouteDirectKernel<2, 8>);
 }
 
 void LaunchGate(const CudaMoeRouteParams& p, device::Stream& stream) {
