@@ -36,8 +36,9 @@ inline TestSequence OwnText(TestModel& model, int length, uint32_t seed) {
     double left = static_cast<double>(random()) * 0x1p-32;
     size_t token = 0;
     const std::vector<float>& logits = s.logits.back();
+    const double first = LogProbability(logits, 0);
     while (token + 1 < logits.size()) {
-      left -= std::exp(LogProbability(logits, token));
+      left -= std::exp(double{logits[token]} - logits[0] + first);
       if (left < 0) break;
       ++token;
     }
