@@ -122,11 +122,9 @@ class RankSelect {
     __syncthreads();
     if (threadIdx.x == 0) {
       expected_ += parts_;
-      __threadfence();
-      atomicAdd(&counters_->arrived, 1);
+      ReleaseAdd(&counters_->arrived, 1);
       while (AcquireLoad(&counters_->arrived) < expected_) {
       }
-      __threadfence();
     }
     __syncthreads();
   }

@@ -63,14 +63,17 @@ class DecodeScorer {
     group_ = threadIdx.x / 128;
     thread_ = threadIdx.x % 128;
     pages_ = pages + group_ * stages_ * kPageBytes;
+    stage_ = thread_ / 32 + thread_ % 32 * 4;
+    const int tile = first_ + group_ + stage_ * kDecodeGroups;
+    if (stage_ < stages_ && tile < end_) page_ = table_[tile];
   }
 
   // Before the wait: the first tiles' keys. Run comes after a __syncthreads.
   __device__ void Prefetch() {
-    if (thread_ >= stages_) return;
-    BarrierInit(s_.full[group_] + thread_, 1);
+    if (stage_ >= stages_) return;
+    BarrierInit(s_.full[group_] + stage_, 1);
     BarrierInitFence();
-    Copy(first_ + group_ + thread_ * kDecodeGroups);
+    if (page_ >= 0) Copy();
   }
 
   // Scores into scores[entry - 64 first], counted in the bins.
@@ -81,6 +84,7 @@ class DecodeScorer {
     for (int j = 0; j < kDecodeHeads / 8; ++j) {
       weights[j] = *reinterpret_cast<const float2*>(s_.weights + 8 * j + 2 * quad);
     }
+    const uint64_t queries = SmemDescriptor(SharedAddress(s_.queries));
     int stage = 0;
     uint32_t parity = 0;
     // Not unrolled: most steps run it a few times, and fetching instructions takes longer.
@@ -92,9 +96,9 @@ class DecodeScorer {
       const int next = tile + stages_ * kDecodeGroups;
       if (next < end_) {
         NamedBarrier(1 + group_, 128);  // all have read the page
-        if (thread_ == stage) Copy(next);
+        if (stage_ == stage) page_ = table_[next], Copy();
       }
-      Score(tile, keys, weights);
+      Score(tile, keys, queries, weights);
       if (++stage == stages_) stage = 0, parity ^= 1;
     }
   }
@@ -102,24 +106,20 @@ class DecodeScorer {
  private:
   static constexpr int kPageBytes = IndexPageBytes(kType);
 
-  // Into the stage of this thread.
-  __device__ void Copy(int tile) {
-    if (tile >= end_) return;
-    uint64_t* const full = s_.full[group_] + thread_;
+  __device__ void Copy() {
+    uint64_t* const full = s_.full[group_] + stage_;
     BarrierExpectBytes(full, kPageBytes);
-    BulkCopy(pages_ + thread_ * kPageBytes, EntryAt(keys_, table_[tile], 0).data, kPageBytes, full);
+    BulkCopy(pages_ + stage_ * kPageBytes, EntryAt(keys_, page_, 0).data, kPageBytes, full);
   }
   __device__ int row() const { return thread_ / 32 * 16 + thread_ % 32 / 4; }
 
-  __device__ void Score(int tile, const IndexKeyRows<kType>& keys,
+  __device__ void Score(int tile, const IndexKeyRows<kType>& keys, uint64_t queries,
                         const float2 (&weights)[kDecodeHeads / 8]) {
     float d[kDecodeHeads / 2];
-    const uint32_t queries = SharedAddress(s_.queries);
     WgmmaFence();
 #pragma unroll
     for (int k = 0; k < kIndexDim / 32; ++k) {
-      Wgmma<WgmmaType::kE4m3, kDecodeHeads>::FromRegisters(
-          d, keys.a[k], SmemDescriptor(queries + k * 32), k != 0);
+      Wgmma<WgmmaType::kE4m3, kDecodeHeads>::FromRegisters(d, keys.a[k], queries + k * 2, k != 0);
     }
     WgmmaCommit();
     WgmmaWait<0>();
@@ -151,6 +151,8 @@ class DecodeScorer {
   float* scores_;
   uint8_t* pages_;
   int group_, thread_;
+  int stage_;      // the one that this thread fills, one of each warp first
+  int page_ = -1;  // with this page
 };
 
 // 16 warps, four heads each.
@@ -193,10 +195,10 @@ __global__ void __launch_bounds__(kSelectThreads, 1)
                       ? reinterpret_cast<float*>(bits + p.part_words)
                       : p.scores + token * p.stride + first * kIndexTile;
   DecodeScorer<kType> scorer(p, shared, pages, token, first, end, visible, scores);
-  scorer.Prefetch();
   const IndexAngles angles = LoadIndexAngles(p.in, token, threadIdx.x % 32);
   if (threadIdx.x < kFoldTable) shared.fold_table[threadIdx.x] = FoldedCodes(threadIdx.x);
   for (int i = threadIdx.x; i < kRankBins; i += kSelectThreads) shared.rank.bins[i] = 0;
+  scorer.Prefetch();
   WaitForPredecessor();
   AllowSuccessor();
   MakeIndexQueries(p.in, token, angles, shared);

@@ -1,10 +1,11 @@
 // Attention of steps of few tokens: latency counts, so a token's work is spread thin. A block takes
-// 8 heads and a split of the keys, 64 at a time: keys (in shared memory as BF16) are the rows of
-// mma, heads its columns; a warp scores 16 keys over half the columns, turns one head's scores into
-// probabilities, and adds up 64 output columns. The splits of a token and its 8 heads are a
-// cluster, which adds its parts through distributed shared memory in the order of its ranks. A tile
-// is fetched while the one before is added up, the first before the wait where earlier launches
-// than the last wrote it. Device code only.
+// 8 or 16 heads and a split of the keys, 64 at a time: keys (in shared memory as BF16) are the rows
+// of mma, heads its columns; a warp scores 16 keys over half the columns, turns the scores of a
+// head in eight into probabilities, and adds up 64 output columns. A tile is fetched while the one
+// before is added up, the first before the wait where earlier launches than the last wrote it. A
+// few splits of a token's heads are a cluster, which adds its parts through distributed shared
+// memory in the order of its ranks; many leave their parts to CombineKernel, whose blocks start
+// beside them. Device code only.
 #pragma once
 
 #include "kernels/aligned_shared.cuh"
@@ -17,22 +18,29 @@
 namespace fathom::kernels {
 
 inline constexpr int kDecodeThreads = 256;
-inline constexpr int kDecodeHeads = 8;       // of a block, one a warp at times
-inline constexpr int kMaxDecodeSplits = 16;  // blocks of a cluster
-inline constexpr int kSplitGranule = 8;      // keys
-// Of keys a split: with more, attention_sm90.cuh is faster.
-inline constexpr int kMaxDecodeTiles = 2;
+inline constexpr int kMaxClusterSplits = 4;
+inline constexpr int kSplitGranule = 8;  // keys
 
-struct DecodeShared {
-  uint8_t keys[kKeyTileBytes];             // the block's part of the sums at the end
-  uint8_t q[kDecodeHeads * kHeadDim * 2];  // column blocks of [8 heads, 64], swizzled
-  alignas(16) float scores[2][kDecodeHeads][kKeyTile + 4];  // of half the columns each
-  uint32_t p[kDecodeHeads][kKeyTile / 2 + 4];               // pairs
-  alignas(16) float rescale[kDecodeHeads];
-  float2 part[kDecodeHeads];                      // maximum (log2 units), sum
-  float weights[kDecodeHeads][kMaxDecodeSplits];  // of the cluster's parts
+// The splits' parts of each head: 512 sums; their maximum (log2 units) and sum of p.
+struct AttentionParts {
+  float* sums = nullptr;     // [num_tokens, num_heads, max_splits, 512]
+  float2* scales = nullptr;  // [num_tokens, num_heads, max_splits]
+  int max_splits = 0;
+  bool all = false;  // are there; else as many as KeySplits says
 };
-inline constexpr size_t kDecodeSharedBytes = sizeof(DecodeShared) + 1024;
+
+template <int kHeads>
+struct DecodeShared {
+  uint8_t keys[kKeyTileBytes];       // the block's part of the sums at the end
+  uint8_t q[kHeads * kHeadDim * 2];  // of 8 heads: column blocks of [8 heads, 64], swizzled
+  alignas(16) float scores[2][kHeads][kKeyTile + 4];  // of half the columns each
+  uint32_t p[kHeads][kKeyTile / 2 + 4];               // pairs
+  alignas(16) float rescale[kHeads];
+  float2 part[kHeads];                       // maximum (log2 units), sum
+  float weights[kHeads][kMaxClusterSplits];  // of the cluster's parts
+};
+template <int kHeads>
+inline constexpr size_t kDecodeSharedBytes = sizeof(DecodeShared<kHeads>) + 1024;
 
 __device__ __forceinline__ void LoadMatrices(uint32_t (&d)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -56,9 +64,12 @@ __device__ __forceinline__ float2 LoadPairFromBlock(const float2* p, uint32_t ra
   return value;
 }
 
+template <int kHeads>
 class DecodeAttention {
  public:
-  __device__ DecodeAttention(const CudaSparseAttentionParams& params, DecodeShared& shared,
+  using Shared = DecodeShared<kHeads>;
+
+  __device__ DecodeAttention(const CudaSparseAttentionParams& params, Shared& shared,
                              const TokenKeys& keys, int token, int first_head)
       : p_(params),
         s_(shared),
@@ -66,7 +77,10 @@ class DecodeAttention {
         token_(token),
         first_head_(first_head),
         warp_(static_cast<int>(threadIdx.x) / 32),
-        lane_(static_cast<int>(threadIdx.x) % 32) {}
+        lane_(static_cast<int>(threadIdx.x) % 32) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) max_[t] = kNothing, sum_[t] = 0;
+  }
 
   // Keys [first, end) of the token: this block's part of the sums.
   __device__ void Run(int first, int end) {
@@ -78,22 +92,27 @@ class DecodeAttention {
     // Before the wait: what the last launch has not written, and all that can be done with it.
     const bool early = first + row < keys_.num_early();
     const AngleQuad angles = LoadAngles();
-    const int head = first_head_ + warp_;
-    sink_ = head < p_.num_heads ? p_.sink[head] : 0;
-    uint4 q[2];
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const int head = first_head_ + 8 * t + warp_;
+      sink_[t] = head < p_.num_heads ? p_.sink[head] : 0;
+    }
+    uint4 q[kTiles][2];
 #pragma unroll 1  // instructions that run once are slow
     for (int after = 0; after < 2; ++after) {
       if (after == 1) {
         WaitForPredecessor();
         AllowSuccessor();
-        LoadHead(q);
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) LoadHead(8 * t + warp_, q[t]);
       }
       if (early == (after == 0)) {
         fetch(0);
         key.Place(tile, row, lane);
       }
     }
-    PrepareHead(q, angles);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) PrepareHead(8 * t + warp_, q[t], angles);
     for (int i = 0; i < num_tiles; ++i) {
       if (i > 0) {
         __syncthreads();  // all are done with the tile before
@@ -119,7 +138,7 @@ class DecodeAttention {
     __syncthreads();
     const int pairs = kHeadDim / 2 / splits;  // of a head
     const auto* angles = reinterpret_cast<const float2*>(p_.angles + int64_t{token_} * kRopeDim);
-    for (int i = threadIdx.x; i < kDecodeHeads * pairs; i += kDecodeThreads) {
+    for (int i = threadIdx.x; i < kHeads * pairs; i += kDecodeThreads) {
       const int h = i / pairs, column = 2 * (rank * pairs + i % pairs);
       if (first_head_ + h >= p_.num_heads) break;
       const auto* sums = reinterpret_cast<const float2*>(s_.keys) + PartOffset(h, column) / 2;
@@ -138,7 +157,23 @@ class DecodeAttention {
     ClusterSync();  // no block leaves while another reads its part
   }
 
+  // This block's part, where another kernel adds the parts up.
+  __device__ void WritePart(const AttentionParts& parts, int split) const {
+    __syncthreads();
+    const auto* from = reinterpret_cast<const float*>(s_.keys);
+    for (int i = threadIdx.x; i < kHeads * kHeadDim / 4; i += kDecodeThreads) {
+      const int h = i / (kHeadDim / 4), column = i % (kHeadDim / 4) * 4;
+      if (first_head_ + h >= p_.num_heads) break;
+      const int64_t head = int64_t{token_} * p_.num_heads + first_head_ + h;
+      const int64_t part = head * parts.max_splits + split;
+      *reinterpret_cast<float4*>(parts.sums + part * kHeadDim + column) =
+          *reinterpret_cast<const float4*>(from + PartOffset(h, column));
+      if (column == 0) parts.scales[part] = s_.part[h];
+    }
+  }
+
  private:
+  static constexpr int kTiles = kHeads / 8;
   static constexpr float kScale = 0.044194173824159216f;  // 512^-0.5
   static constexpr float kNothing = -__builtin_huge_valf();
 
@@ -160,16 +195,16 @@ class DecodeAttention {
     }
     return quad;
   }
-  // The warp's head, as LoadHead brings it: norm, rope, into shared memory.
-  __device__ void LoadHead(uint4 (&q)[2]) const {
-    const int head = first_head_ + warp_;
+  // A head of the block: norm, rope, into shared memory.
+  __device__ void LoadHead(int of_block, uint4 (&q)[2]) const {
+    const int head = first_head_ + of_block;
     q[0] = q[1] = {0, 0, 0, 0};
     if (head >= p_.num_heads) return;
     const auto* in =
         reinterpret_cast<const uint4*>(p_.q + (int64_t{token_} * p_.num_heads + head) * kHeadDim);
     q[0] = in[lane_], q[1] = in[32 + lane_];
   }
-  __device__ void PrepareHead(const uint4 (&in)[2], const AngleQuad& quad) {
+  __device__ void PrepareHead(int head, const uint4 (&in)[2], const AngleQuad& quad) {
     uint32_t row[8] = {in[0].x, in[0].y, in[0].z, in[0].w, in[1].x, in[1].y, in[1].z, in[1].w};
     NormHead(row, p_.norm_eps);
     if (lane_ >= 24) {
@@ -177,11 +212,12 @@ class DecodeAttention {
       for (int i = 0; i < 4; ++i) row[4 + i] = RotateBf16(row[4 + i], quad.angles[i]);
     }
     const uint32_t q = SharedAddress(s_.q);
-    StoreShared(q + QueryChunk(warp_, lane_), {row[0], row[1], row[2], row[3]});
-    StoreShared(q + QueryChunk(warp_, 32 + lane_), {row[4], row[5], row[6], row[7]});
+    StoreShared(q + QueryChunk(head, lane_), {row[0], row[1], row[2], row[3]});
+    StoreShared(q + QueryChunk(head, 32 + lane_), {row[4], row[5], row[6], row[7]});
   }
   __device__ static uint32_t QueryChunk(uint32_t head, uint32_t chunk) {
-    return chunk / 8 * 1024 + head * 128 + ((chunk % 8) ^ head) * 16;
+    return head / 8 * (8 * kHeadDim * 2) + chunk / 8 * 1024 + head % 8 * 128 +
+           ((chunk % 8) ^ (head % 8)) * 16;
   }
 
   // 16 keys over half the columns.
@@ -189,59 +225,77 @@ class DecodeAttention {
     const uint32_t q = SharedAddress(s_.q);
     const uint32_t key = warp_ % 4 * 16 + lane_ % 16;
     const uint32_t half = warp_ / 4, group = lane_ / 8;
-    float d[2][4] = {};
-#pragma unroll 4  // all at once do not fit beside the next tile's keys
+    float d[kTiles][2][4] = {};
+#pragma unroll(4 / kTiles)  // all at once do not fit beside the next tile's keys
     for (uint32_t k = 0; k < kHeadDim / 2 / 32; ++k) {
       const uint32_t chunk = half * 32 + k * 4;  // of 8 columns
-      uint32_t a[2][4], b[4];
+      uint32_t a[2][4];
       LoadMatrices(a[0], tile + ChunkOffset(key, chunk + group / 2));
       LoadMatrices(a[1], tile + ChunkOffset(key, chunk + 2 + group / 2));
-      LoadMatrices(b, q + QueryChunk(lane_ % 8, chunk + group));
-      WarpMultiply(d[0], a[0], b[0], b[1]);
-      WarpMultiply(d[1], a[1], b[2], b[3]);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        uint32_t b[4];
+        LoadMatrices(b, q + QueryChunk(8 * t + lane_ % 8, chunk + group));
+        WarpMultiply(d[t][0], a[0], b[0], b[1]);
+        WarpMultiply(d[t][1], a[1], b[2], b[3]);
+      }
     }
-    const int row = warp_ % 4 * 16 + lane_ / 4, head = lane_ % 4 * 2;
+    const int row = warp_ % 4 * 16 + lane_ / 4;
     auto& scores = s_.scores[half];
-    scores[head][row] = d[0][0] + d[1][0], scores[head + 1][row] = d[0][1] + d[1][1];
-    scores[head][row + 8] = d[0][2] + d[1][2], scores[head + 1][row + 8] = d[0][3] + d[1][3];
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int head = 8 * t + lane_ % 4 * 2 + e % 2;
+        scores[head][row + e / 2 * 8] = d[t][0][e] + d[t][1][e];
+      }
+    }
   }
 
-  // The warp's head; `count` keys are left, those past them count nothing.
+  // The warp's heads; `count` keys are left, those past them count nothing.
   __device__ void MakeProbabilities(int count) {
     const int key = 2 * lane_;
-    const float2 a = *reinterpret_cast<const float2*>(s_.scores[0][warp_] + key);
-    const float2 b = *reinterpret_cast<const float2*>(s_.scores[1][warp_] + key);
-    const float x = key < count ? (a.x + b.x) * (kScale * kLog2E) : kNothing;
-    const float y = key + 1 < count ? (a.y + b.y) * (kScale * kLog2E) : kNothing;
-    const float max = fmaxf(max_, WarpMax(fmaxf(x, y)));
-    const float p = exp2f(x - max), q = exp2f(y - max);
-    s_.p[warp_][lane_] = PackBf16(p, q);
-    const float rescale = exp2f(max_ - max);
-    if (lane_ == 0) s_.rescale[warp_] = rescale;
-    sum_ = sum_ * rescale + WarpSum(p + q);
-    max_ = max;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const int head = 8 * t + warp_;
+      const float2 a = *reinterpret_cast<const float2*>(s_.scores[0][head] + key);
+      const float2 b = *reinterpret_cast<const float2*>(s_.scores[1][head] + key);
+      const float x = key < count ? (a.x + b.x) * (kScale * kLog2E) : kNothing;
+      const float y = key + 1 < count ? (a.y + b.y) * (kScale * kLog2E) : kNothing;
+      const float max = fmaxf(max_[t], WarpMax(fmaxf(x, y)));
+      const float p = exp2f(x - max), q = exp2f(y - max);
+      s_.p[head][lane_] = PackBf16(p, q);
+      const float rescale = exp2f(max_[t] - max);
+      if (lane_ == 0) s_.rescale[head] = rescale;
+      sum_[t] = sum_[t] * rescale + WarpSum(p + q);
+      max_[t] = max;
+    }
   }
 
-  // 64 columns of the 8 heads.
+  // 64 columns of the heads.
   __device__ void AddValues(uint32_t tile) {
-    const int head = lane_ % 4 * 2;
-    const float2 rescale = *reinterpret_cast<const float2*>(s_.rescale + head);
-    uint32_t b[kKeyTile / 16][2];
+    uint32_t b[kTiles][kKeyTile / 16][2];
 #pragma unroll
-    for (int k = 0; k < kKeyTile / 16; ++k) {
-      b[k][0] = s_.p[lane_ / 4][k * 8 + lane_ % 4],
-      b[k][1] = s_.p[lane_ / 4][k * 8 + 4 + lane_ % 4];
+    for (int t = 0; t < kTiles; ++t) {
+      const float2 rescale = *reinterpret_cast<const float2*>(s_.rescale + 8 * t + lane_ % 4 * 2);
+      const uint32_t* p = s_.p[8 * t + lane_ / 4] + lane_ % 4;
+#pragma unroll
+      for (int k = 0; k < kKeyTile / 16; ++k) b[t][k][0] = p[k * 8], b[t][k][1] = p[k * 8 + 4];
+#pragma unroll
+      for (float (&o)[4] : o_[t]) {
+        o[0] *= rescale.x, o[1] *= rescale.y, o[2] *= rescale.x, o[3] *= rescale.y;
+      }
     }
     const uint32_t key = lane_ % 8 + lane_ / 16 * 8;
 #pragma unroll
     for (uint32_t m = 0; m < 4; ++m) {
-      o_[m][0] *= rescale.x, o_[m][1] *= rescale.y, o_[m][2] *= rescale.x, o_[m][3] *= rescale.y;
 #pragma unroll
       for (uint32_t k = 0; k < kKeyTile / 16; ++k) {
         uint32_t a[4];
         LoadMatricesTransposed(a,
                                tile + ChunkOffset(k * 16 + key, warp_ * 8 + m * 2 + lane_ / 8 % 2));
-        WarpMultiply(o_[m], a, b[k][0], b[k][1]);
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) WarpMultiply(o_[t][m], a, b[t][k][0], b[t][k][1]);
       }
     }
   }
@@ -250,39 +304,49 @@ class DecodeAttention {
   __device__ void KeepPart() {
     auto* sums = reinterpret_cast<float*>(s_.keys);
 #pragma unroll
-    for (int m = 0; m < 4; ++m) {
+    for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int head = lane_ % 4 * 2 + e % 2;
-        sums[PartOffset(head, warp_ * 64 + m * 16 + lane_ / 4 + e / 2 * 8)] = o_[m][e];
+      for (int m = 0; m < 4; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int head = 8 * t + lane_ % 4 * 2 + e % 2;
+          sums[PartOffset(head, warp_ * 64 + m * 16 + lane_ / 4 + e / 2 * 8)] = o_[t][m][e];
+        }
       }
+      if (lane_ == 0) s_.part[8 * t + warp_] = {max_[t], sum_[t]};
     }
-    if (lane_ == 0) s_.part[warp_] = {max_, sum_};
   }
 
-  // The warp's head: what each part is multiplied with.
+  // The warp's heads: what each part is multiplied with.
   __device__ void WeighParts(int splits) {
-    float2 part{kNothing, 0};
-    if (lane_ < splits) part = LoadPairFromBlock(s_.part + warp_, lane_);
-    const float max = WarpMax(part.x);
-    const float weight = exp2f(part.x - max);
-    const float sum = WarpSum(weight * part.y) + exp2f(sink_ * kLog2E - max);
-    if (lane_ < splits) s_.weights[warp_][lane_] = weight / sum;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const int head = 8 * t + warp_;
+      float2 part{kNothing, 0};
+      if (lane_ < splits) part = LoadPairFromBlock(s_.part + head, lane_);
+      const float max = WarpMax(part.x);
+      const float weight = exp2f(part.x - max);
+      const float sum = WarpSum(weight * part.y) + exp2f(sink_[t] * kLog2E - max);
+      if (lane_ < splits) s_.weights[head][lane_] = weight / sum;
+    }
   }
 
   const CudaSparseAttentionParams& p_;
-  DecodeShared& s_;
+  Shared& s_;
   const TokenKeys& keys_;
   int token_, first_head_;
   int warp_, lane_;
-  float sink_ = 0, max_ = kNothing, sum_ = 0;  // of the warp's head
-  float o_[4][4] = {};  // 4 times 16 columns of the warp's 64, heads as mma has them
+  float sink_[kTiles], max_[kTiles], sum_[kTiles];  // of the warp's heads
+  float o_[kTiles][4][4] = {};  // 4 times 16 columns of the warp's 64, heads as mma has them
 };
 
-__global__ void __launch_bounds__(kDecodeThreads, 2)
-    DecodeAttentionKernel(const __grid_constant__ CudaSparseAttentionParams p) {
+// The splits of a token and kHeads of its heads are a cluster, or leave parts to CombineKernel.
+template <int kHeads, bool kClusters>
+__global__ void __launch_bounds__(kDecodeThreads, kHeads == 8 ? 2 : 1)
+    DecodeAttentionKernel(const __grid_constant__ CudaSparseAttentionParams p,
+                          AttentionParts parts) {
   extern __shared__ uint8_t dynamic[];
-  auto& shared = AlignedShared<DecodeShared>(dynamic);
+  auto& shared = AlignedShared<DecodeShared<kHeads>>(dynamic);
   const int split = blockIdx.x, splits = gridDim.x, token = blockIdx.z;
   const TokenKeys keys(p, token);
   if (keys.is_padding()) {
@@ -294,9 +358,13 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
   const int each =
       ((keys.size() + splits - 1) / splits + kSplitGranule - 1) / kSplitGranule * kSplitGranule;
   const int first = min(split * each, keys.size()), end = min(first + each, keys.size());
-  DecodeAttention attention(p, shared, keys, token, static_cast<int>(blockIdx.y) * kDecodeHeads);
+  DecodeAttention<kHeads> attention(p, shared, keys, token, static_cast<int>(blockIdx.y) * kHeads);
   attention.Run(first, end);
-  attention.Combine(splits);
+  if constexpr (kClusters) {
+    attention.Combine(splits);
+  } else {
+    attention.WritePart(parts, split);
+  }
 }
 
 }  // namespace fathom::kernels

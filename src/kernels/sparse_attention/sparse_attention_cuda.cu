@@ -1,6 +1,6 @@
-// Attention of steps of few heads and keys over all tokens (attention_decode.cuh), and of larger
-// ones (attention_sm90.cuh): a block for each token, 64 heads and split of the keys; with one split
-// it writes the output, with more a second kernel adds the parts up.
+// Attention of steps of few tokens and keys (attention_decode.cuh), and of larger ones
+// (attention_sm90.cuh): a block for each token, 64 heads and split of the keys. A block that has
+// all keys writes the output; parts are added up by a second kernel, or by a cluster.
 #include <algorithm>
 
 #include "kernels/aligned_shared.cuh"
@@ -10,12 +10,6 @@
 
 namespace fathom::kernels {
 namespace {
-
-// A split's part of one head: 512 sums; their maximum (log2 units) and sum of p.
-struct Parts {
-  float* sums = nullptr;     // [num_tokens, num_heads, max_splits, 512]
-  float2* scales = nullptr;  // [num_tokens, num_heads, max_splits]
-};
 
 // Finished rows go through shared memory, so that whole 128-byte rows of tiles are written.
 __device__ void WriteOutput(const CudaSparseAttentionParams& p, const AttentionConsumer& sums,
@@ -55,13 +49,13 @@ __device__ void WriteOutput(const CudaSparseAttentionParams& p, const AttentionC
   }
 }
 
-__device__ void WriteParts(const Parts& parts, const AttentionConsumer& sums, int num_heads,
-                           int token, int first_head, int split, int max_splits) {
+__device__ void WriteParts(const AttentionParts& parts, const AttentionConsumer& sums,
+                           int num_heads, int token, int first_head, int split) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int head = first_head + sums.row(r);
     if (head >= num_heads) continue;
-    const int64_t part = (int64_t{token} * num_heads + head) * max_splits + split;
+    const int64_t part = (int64_t{token} * num_heads + head) * parts.max_splits + split;
 #pragma unroll
     for (int j = 0; j < AttentionConsumer::kPairs; ++j) {
       *reinterpret_cast<float2*>(parts.sums + part * kHeadDim + sums.column(j)) = sums.value(r, j);
@@ -72,7 +66,7 @@ __device__ void WriteParts(const Parts& parts, const AttentionConsumer& sums, in
 
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     SparseAttentionKernel(const __grid_constant__ CudaSparseAttentionParams p, int head_tiles,
-                          Parts parts) {
+                          AttentionParts parts) {
   extern __shared__ uint8_t dynamic[];
   auto& shared = AlignedShared<AttentionShared>(dynamic);
   const int token = blockIdx.x / head_tiles, first_head = blockIdx.x % head_tiles * kHeadTile;
@@ -109,44 +103,85 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     if (max_splits == 1) {
       WriteOutput(p, sums, shared, token, first_head);
     } else {
-      WriteParts(parts, sums, p.num_heads, token, first_head, split, max_splits);
+      WriteParts(parts, sums, p.num_heads, token, first_head, split);
     }
   }
 }
 
-constexpr int kCombineThreads = 128;  // four columns each
+// A block adds up a head's parts: four columns of every kGroups-th a thread.
+constexpr int kCombineColumns = kHeadDim / 4;
 
-__global__ void __launch_bounds__(kCombineThreads)
-    CombineKernel(const __grid_constant__ CudaSparseAttentionParams p, Parts parts,
-                  int max_splits) {
-  const int head = blockIdx.x, token = blockIdx.y, column = 4 * threadIdx.x;
-  __shared__ float weights[kTargetBlocks];
+template <int kGroups>
+struct CombineShared {
+  float weights[kTargetBlocks];
+  float4 sums[kGroups][kCombineColumns];
+};
+
+__device__ __forceinline__ void AddWeighted(float4& sum, float weight, const float4& v) {
+  sum.x = fmaf(weight, v.x, sum.x), sum.y = fmaf(weight, v.y, sum.y);
+  sum.z = fmaf(weight, v.z, sum.z), sum.w = fmaf(weight, v.w, sum.w);
+}
+
+template <int kGroups>
+__global__ void __launch_bounds__(kCombineColumns* kGroups)
+    CombineKernel(const __grid_constant__ CudaSparseAttentionParams p, AttentionParts parts) {
+  const int head = blockIdx.x, token = blockIdx.y, lane = threadIdx.x % 32;
+  const int group = threadIdx.x / kCombineColumns, place = threadIdx.x % kCombineColumns;
+  const int column = 4 * place;
+  __shared__ CombineShared<kGroups> shared;
   const TokenKeys keys(p, token);
+  const float sink = p.sink[head];
   WaitForPredecessor();
   AllowSuccessor();
   if (keys.is_padding()) return;
-  const int num_splits = KeySplits(keys.size(), max_splits).num_splits;
-  const int64_t first = (int64_t{token} * p.num_heads + head) * max_splits;
+  const int num_splits =
+      parts.all ? parts.max_splits : KeySplits(keys.size(), parts.max_splits).num_splits;
+  const int64_t first = (int64_t{token} * p.num_heads + head) * parts.max_splits;
+  const float* const sums = parts.sums + first * kHeadDim + column;
+  // The first parts are on their way while the weights are made.
+  constexpr int kAhead = 8;
+  float4 values[kAhead];
+#pragma unroll
+  for (int k = 0; k < kAhead; ++k) {
+    const int i = group + k * kGroups;
+    values[k] =
+        i < num_splits ? *reinterpret_cast<const float4*>(sums + i * kHeadDim) : float4{0, 0, 0, 0};
+  }
   // Every warp finds the maximum and the sum; the first keeps the weights.
+  constexpr int kRounds = (kTargetBlocks + 31) / 32;
+  float2 scales[kRounds];
   float max = -__builtin_huge_valf(), sum = 0;
-  for (int i = threadIdx.x % 32; i < num_splits; i += 32) {
-    max = fmaxf(max, parts.scales[first + i].x);
+#pragma unroll
+  for (int r = 0; r < kRounds; ++r) {
+    const int i = r * 32 + lane;
+    scales[r] = i < num_splits ? parts.scales[first + i] : float2{-__builtin_huge_valf(), 0};
+    max = fmaxf(max, scales[r].x);
   }
   max = WarpMax(max);
-  for (int i = threadIdx.x % 32; i < num_splits; i += 32) {
-    const float2 scale = parts.scales[first + i];
-    const float weight = exp2f(scale.x - max);
-    sum += weight * scale.y;
-    if (threadIdx.x < 32) weights[i] = weight;
+#pragma unroll
+  for (int r = 0; r < kRounds; ++r) {
+    const float weight = exp2f(scales[r].x - max);
+    sum += weight * scales[r].y;
+    if (threadIdx.x < 32 && r * 32 + lane < num_splits) shared.weights[r * 32 + lane] = weight;
   }
-  sum = WarpSum(sum) + exp2f(p.sink[head] * kLog2E - max);
+  sum = WarpSum(sum) + exp2f(sink * kLog2E - max);
   __syncthreads();
   float4 o{0, 0, 0, 0};
-#pragma unroll 8
-  for (int i = 0; i < num_splits; ++i) {
-    const float weight = weights[i];
-    const float4 v = *reinterpret_cast<const float4*>(parts.sums + (first + i) * kHeadDim + column);
-    o = {o.x + weight * v.x, o.y + weight * v.y, o.z + weight * v.z, o.w + weight * v.w};
+#pragma unroll
+  for (int k = 0; k < kAhead; ++k) {
+    const int i = group + k * kGroups;
+    if (i < num_splits) AddWeighted(o, shared.weights[i], values[k]);
+  }
+#pragma unroll 4
+  for (int i = group + kAhead * kGroups; i < num_splits; i += kGroups) {
+    AddWeighted(o, shared.weights[i], *reinterpret_cast<const float4*>(sums + i * kHeadDim));
+  }
+  if constexpr (kGroups > 1) {
+    shared.sums[group][place] = o;
+    __syncthreads();
+    if (group > 0) return;
+#pragma unroll
+    for (int g = 1; g < kGroups; ++g) AddWeighted(o, 1, shared.sums[g][place]);
   }
   const float inverse = 1.0f / sum;
   const auto* angles = reinterpret_cast<const float2*>(p.angles + int64_t{token} * kRopeDim);
@@ -156,30 +191,57 @@ __global__ void __launch_bounds__(kCombineThreads)
   *reinterpret_cast<uint2*>(reinterpret_cast<uint8_t*>(p.out.values) + offset) = out;
 }
 
-// A step of few heads and keys over all tokens: how many splits a token then has; else 0. As for 64
-// heads, so that a rank that has some of them adds up as one that has all.
-int DecodeSplits(const CudaSparseAttentionParams& p) {
-  const int blocks = p.batch.num_tokens * (kHeadTile / kDecodeHeads);
+// How a step of few tokens is spread out: 8 or 16 heads a block; 0 splits where it is not one.
+// Counts as for 64 heads, so that a rank that has some of them adds up as one that has all.
+struct DecodePlan {
+  int heads = 8, splits = 0;
+  bool clusters = false;
+};
+
+DecodePlan PlanDecode(const CudaSparseAttentionParams& p) {
+  const int tokens = p.batch.num_tokens;
   int keys = kWindow;
   if (p.ratio == 4) keys += p.topk;
   if (p.ratio == 128) keys += p.batch.max_blocks * p.compressed.entries_per_page;
-  int splits = kMaxDecodeSplits;
-  while (splits > 1 && blocks * splits > kTargetBlocks) splits /= 2;
-  // Block tables are up to twice as wide as the context needs: then a tile more may be counted.
-  const int max_tiles = kMaxDecodeTiles + (p.ratio == 128 ? 1 : 0);
-  const bool few = blocks * splits <= kTargetBlocks && keys <= splits * max_tiles * kKeyTile;
-  // No more than give every split a tile: parts cost time to add up.
-  while (splits > 1 && keys <= splits / 2 * kKeyTile) splits /= 2;
-  return few ? splits : 0;
+  const auto tiles = [&](int splits) {
+    return (keys + splits * kKeyTile - 1) / (splits * kKeyTile);
+  };
+  if (keys <= kMaxClusterSplits * kKeyTile) {
+    int splits = kMaxClusterSplits;
+    while (splits > 0 && tokens * 8 * splits > kTargetBlocks) splits /= 2;
+    // No more than give every split a tile: parts cost time to add up.
+    while (splits > 1 && tiles(splits / 2) == 1) splits /= 2;
+    // Block tables are up to twice as wide as contexts need: then a tile more may be counted.
+    const int most = p.ratio == 128 ? 3 : 2;
+    return {8, splits > 0 && tiles(splits) <= most ? splits : 0, true};
+  }
+  if (tokens > 4) return {};
+  // 96 blocks of 8 or of 16 heads, which leave multiprocessors to the blocks that add up; 132 where
+  // that saves tiles.
+  const int few = 12 / tokens, more = 24 / tokens, most = 33 / tokens;
+  if (tiles(few) == 1) return {8, few, false};
+  if (tiles(more) <= 3) return {16, more, false};
+  if (tokens <= 2 && tiles(most) <= 4) return {16, most, false};
+  return {};
 }
 
-void LaunchDecode(const CudaSparseAttentionParams& p, int splits, device::Stream& stream) {
-  const int tiles = (p.num_heads + kDecodeHeads - 1) / kDecodeHeads;
-  device::CheckCuda(cudaFuncSetAttribute(DecodeAttentionKernel,
-                                         cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-                    __FILE__, __LINE__);
-  LaunchClusters(DecodeAttentionKernel, dim3(splits, tiles, p.batch.num_tokens), splits,
-                 kDecodeThreads, kDecodeSharedBytes, stream, p);
+void LaunchCombine(const CudaSparseAttentionParams& p, const AttentionParts& parts,
+                   device::Stream& stream) {
+  const dim3 grid(p.num_heads, p.batch.num_tokens);
+  if (p.batch.num_tokens <= 8) {
+    LaunchKernel(CombineKernel<4>, grid, 4 * kCombineColumns, 0, stream, p, parts);
+  } else {
+    LaunchKernel(CombineKernel<1>, grid, kCombineColumns, 0, stream, p, parts);
+  }
+}
+
+template <int kHeads, bool kClusters>
+void LaunchDecode(const CudaSparseAttentionParams& p, const AttentionParts& parts, int splits,
+                  device::Stream& stream) {
+  const dim3 grid(splits, (p.num_heads + kHeads - 1) / kHeads, p.batch.num_tokens);
+  LaunchClusters(DecodeAttentionKernel<kHeads, kClusters>, grid, kClusters ? splits : 1,
+                 kDecodeThreads, kDecodeSharedBytes<kHeads>, stream, p, parts);
+  if (!kClusters) LaunchCombine(p, parts, stream);
 }
 
 int HeadTiles(int num_heads) { return (num_heads + kHeadTile - 1) / kHeadTile; }
@@ -194,20 +256,27 @@ int64_t SparseAttentionWorkspaceBytes(int num_heads) {
 
 void Launch(const CudaSparseAttentionParams& p, device::Stream& stream) {
   if (p.batch.num_tokens == 0) return;
-  const int decode_splits = p.prefill ? 0 : DecodeSplits(p);
-  if (decode_splits > 0) return LaunchDecode(p, decode_splits, stream);
+  const DecodePlan plan = p.prefill ? DecodePlan{} : PlanDecode(p);
+  const auto parts_of = [&](int max_splits) {
+    const int64_t count = int64_t{p.batch.num_tokens} * p.num_heads * max_splits;
+    return AttentionParts{.sums = p.workspace,
+                          .scales = reinterpret_cast<float2*>(p.workspace + count * kHeadDim),
+                          .max_splits = max_splits,
+                          .all = plan.splits > 0};
+  };
+  if (plan.splits > 0) {
+    const AttentionParts parts = parts_of(plan.splits);
+    if (plan.clusters) return LaunchDecode<8, true>(p, parts, plan.splits, stream);
+    if (plan.heads == 8) return LaunchDecode<8, false>(p, parts, plan.splits, stream);
+    return LaunchDecode<16, false>(p, parts, plan.splits, stream);
+  }
   const int head_tiles = HeadTiles(p.num_heads);
   const int blocks = p.batch.num_tokens * head_tiles;
   const int max_splits = p.prefill ? 1 : std::max(1, kTargetBlocks / blocks);
-  Parts parts;
-  parts.sums = p.workspace;
-  parts.scales = reinterpret_cast<float2*>(p.workspace + int64_t{p.batch.num_tokens} * p.num_heads *
-                                                             max_splits * kHeadDim);
+  const AttentionParts parts = parts_of(max_splits);
   LaunchKernel(SparseAttentionKernel, dim3(blocks, max_splits), kAttentionThreads,
                kAttentionSharedBytes, stream, p, head_tiles, parts);
-  if (max_splits == 1) return;
-  LaunchKernel(CombineKernel, dim3(p.num_heads, p.batch.num_tokens), kCombineThreads, 0, stream, p,
-               parts, max_splits);
+  if (max_splits > 1) LaunchCombine(p, parts, stream);
 }
 
 }  // namespace fathom::kernels

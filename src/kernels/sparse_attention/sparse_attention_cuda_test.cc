@@ -372,6 +372,7 @@ TEST_F(SparseAttentionCudaTest, ScoresThatGrowAlongTheKeysMatchTheCpu) {
 
 TEST_F(SparseAttentionCudaTest, LongContextsMatchTheCpu) {
   Run({64, 128, 512, {{300000, 1}}});
+  Run({64, 128, 512, {{600000, 1}}});
   Run({64, 128, 512, {{40000, 2}, {100000, 1}}});
 }
 
