@@ -83,12 +83,14 @@ __device__ __forceinline__ void MultiplyBf16(const std::byte* weights, const std
   ReadyRegisters(d);
 }
 
-// This thread's registers of A for the eight steps of an FP8 tile, as BF16.
-__device__ __forceinline__ void WidenTile(const std::byte* tile, __nv_bfloat162 scale,
-                                          uint32_t (&a)[8][4]) {
-  const auto* chunks = reinterpret_cast<const uint4*>(tile) + ThreadOfGroup();
+// This thread's registers of A for kSteps of the eight steps of an FP8 tile, an even number, as
+// BF16: those from `first` on.
+template <int kSteps>
+__device__ __forceinline__ void WidenSteps(const std::byte* tile, int first, __nv_bfloat162 scale,
+                                           uint32_t (&a)[kSteps][4]) {
+  const auto* chunks = reinterpret_cast<const uint4*>(tile) + first / 2 * 128 + ThreadOfGroup();
 #pragma unroll
-  for (int c = 0; c < 4; ++c) {
+  for (int c = 0; c < kSteps / 2; ++c) {
     const uint4 chunk = chunks[c * 128];
     const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
 #pragma unroll
@@ -98,22 +100,31 @@ __device__ __forceinline__ void WidenTile(const std::byte* tile, __nv_bfloat162 
     }
   }
 }
+__device__ __forceinline__ void WidenTile(const std::byte* tile, __nv_bfloat162 scale,
+                                          uint32_t (&a)[8][4]) {
+  WidenSteps<8>(tile, 0, scale, a);
+}
 
 // FP8 weights times BF16 activations, one column block: the codes become exact BF16 values in
-// registers. x: its two halves.
+// registers, half of them while the other half is multiplied. x: its two halves.
 template <int kN>
 __device__ __forceinline__ void MultiplyWide(const std::byte* weights, const std::byte* x,
                                              float weight_scale, float (&d)[kN / 2]) {
-  uint32_t a[8][4];
-  WidenTile(weights, WideScale(weight_scale), a);
+  uint32_t a[2][4][4];
+  const __nv_bfloat162 scale = WideScale(weight_scale);
   // From a uniform register: else each product's descriptor is moved there on its own.
   const uint64_t b = SmemDescriptor(__shfl_sync(0xffffffffu, SharedAddress(x), 0));
-  WgmmaFence();
 #pragma unroll
-  for (int q = 0; q < 8; ++q) {
-    Wgmma<WgmmaType::kBf16, kN>::FromRegisters(d, a[q], b + q / 4 * (kN * 128 / 16) + q % 4 * 2, 1);
+  for (int half = 0; half < 2; ++half) {
+    WidenSteps<4>(weights, 4 * half, scale, a[half]);
+    WgmmaFence();
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      Wgmma<WgmmaType::kBf16, kN>::FromRegisters(d, a[half][q], b + half * (kN * 128 / 16) + q * 2,
+                                                 1);
+    }
+    WgmmaCommit();
   }
-  WgmmaCommit();
   WgmmaWait<0>();
   ReadyRegisters(d);
 }

@@ -154,8 +154,8 @@ class WeightStream {
       for (int block = 0; block < p.info.num_blocks; block += kFullBlocks) {
         if (block % 32 == 0) TakeScales(p, block, next);
         AwaitEmpty(stage);
+        Fetch(role, p, block, stage.index);  // which takes longer than to write scales
         Announce(p, block, stage.index);
-        Fetch(role, p, block, stage.index);
         stage.Next();
       }
       p = next;
