@@ -40,7 +40,8 @@ struct Work {
   bool gate_up, down;             // which of the products
   int shared_rows, shared_tiles;  // tokens of a tile of the shared expert; tiles
   int max_tiles;                  // of all experts
-  bool plan_is_early;             // complete before the launch's predecessor began
+  // The plan was complete before the launch's predecessor began, which then only gathers.
+  bool plan_is_early;
   Deal deal;
 };
 
@@ -69,11 +70,12 @@ class ExpertItems {
       return GateUp(item / work_.deal.items_of_tile, item % work_.deal.items_of_tile);
     }
     if (!work_.down) return {};
-    const int mine = taken_ < 0 ? TakeNext() : taken_;
+    if (taken_ < 0) TakeNext();
+    const int mine = __shfl_sync(0xffffffffu, taken_, 0);
     const auto parts = static_cast<int>(p_.hidden / 128);
     if (mine >= num_tiles_ * parts) return {};
-    taken_ = TakeNext();  // while this one is fetched
-    return Down(mine / parts, mine % parts);
+    TakeNext();  // while this one is fetched
+    return Down(DownTile(mine / parts), mine % parts);
   }
 
  private:
@@ -84,10 +86,17 @@ class ExpertItems {
     num_tiles_ = work_.shared_tiles + *p_.plan.num_tiles;
   }
 
-  __device__ int TakeNext() const {
-    int item = 0;
-    if (threadIdx.x % 32 == 0) item = atomicAdd(p_.plan.progress, 1);
-    return __shfl_sync(0xffffffffu, item, 0);
+  __device__ void TakeNext() {
+    taken_ = 0;
+    if (threadIdx.x % 32 == 0) taken_ = atomicAdd(p_.plan.progress, 1);
+  }
+
+  // The i-th tile of the second product: those first whose first product was complete early, and
+  // the shared expert's longer items not at the end.
+  __device__ int DownTile(int i) const {
+    const int early = (num_tiles_ - work_.shared_tiles) / 2;
+    if (i < early) return work_.shared_tiles + i;
+    return i < early + work_.shared_tiles ? i - early : i;
   }
 
   __device__ const ExpertTile& Tile(int index) {
@@ -145,7 +154,7 @@ class ExpertItems {
   const int cluster_, rank_, num_shared_;
   int next_ = 0;
   int num_tiles_ = -1;  // not known yet
-  int taken_ = -1;      // of the second product: none yet
+  int taken_ = -1;      // lane 0: of the second product; none yet
   int tile_index_ = -1;
   ExpertTile tile_;  // that one
 };
