@@ -20,7 +20,7 @@ class CudaCollectives {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  // CudaGroupOptions' shared_bytes on this rank's GPU.
+  // CudaGroupOptions' shared_bytes on this rank's GPU, zero at first where ranks write to it.
   std::byte* shared_memory() const { return shared_memory_; }
 
   // Whether what the others would send is there; made up, it is finite numbers, but no choice of
@@ -51,6 +51,14 @@ class CudaCollectives {
   // itself. Of size 1: GatherOutput has to.
   virtual kernels::OutputExchange GatherInBoundary(int64_t /*num_tokens*/,
                                                    const kernels::RankParts& /*columns*/) {
+    return {};
+  }
+
+  // For the experts' products as one launch in which ranks write `blocks` of the intermediates, by
+  // 128 columns, to each other, and then `outputs` (experts_cuda.h). Of size 1: GatherTiles has to,
+  // between two launches.
+  virtual kernels::PeerExchange GatherInExperts(const kernels::RankParts& /*blocks*/,
+                                                const kernels::RankParts& /*outputs*/) {
     return {};
   }
 

@@ -61,6 +61,12 @@ class PeerCollectives final : public CudaCollectives {
     return {Next(), columns};
   }
 
+  kernels::PeerExchange GatherInExperts(const kernels::RankParts& blocks,
+                                        const kernels::RankParts& outputs) override {
+    if (blocks.least(size()) == 0 || outputs.least(size()) == 0) return {};
+    return Next();
+  }
+
   void EndStep(device::Stream& stream) override {
     kernels::Launch(kernels::CudaEndExchangesParams{view_, std::exchange(num_exchanges_, 0u)},
                     stream);

@@ -102,6 +102,15 @@ kernels::Mirrors CudaTensorRanks::MirrorsOf(const CudaStep& step) const {
   return collectives_->mirrors();
 }
 
+kernels::ExpertRank CudaTensorRanks::RankOfExperts(const CudaStep& step) const {
+  if (collectives_ == nullptr) return {};
+  if (kernels::AreLargeExperts(step.batch.num_tokens, step.prefill)) return {};
+  return {.exchange = collectives_->GatherInExperts(intermediate_, outputs_),
+          .blocks = intermediate_,
+          .down_rows = num_outputs(),
+          .arrived = ws_.t_arrived};
+}
+
 void CudaTensorRanks::Keep(const Status& status) {
   if (exchanged_.ok()) exchanged_ = status;
 }

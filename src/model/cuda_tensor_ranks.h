@@ -8,6 +8,7 @@
 
 #include "comm/cuda_collectives.h"
 #include "config/model_config.h"
+#include "kernels/grouped_gemm/experts_cuda.h"
 #include "kernels/hyper_connection/hyper_connection_cuda.h"
 #include "model/cuda_step.h"
 #include "model/cuda_weights.h"
@@ -60,6 +61,10 @@ class CudaTensorRanks {
   // Where the products of attention, and the experts' first, write what all ranks read to all of
   // them: then only that it is there is exchanged.
   kernels::Mirrors MirrorsOf(const CudaStep& step) const;
+
+  // Decodes: how ranks run the experts' products in one launch, in which they exchange the
+  // intermediates. Its exchange of size 1: they run them apart.
+  kernels::ExpertRank RankOfExperts(const CudaStep& step) const;
 
   // The exchanges tell a recorder that they are the layer's.
   //

@@ -111,6 +111,14 @@ void CarveShared(const config::ModelConfig& c, const ModelLimits& limits, int64_
   carver.Take(w.y, m * c.hidden_size);
   carver.Take(w.t, pair_rows * intermediate);
   carver.Take(w.t_scales, pair_rows * intermediate / 128);
+  int64_t num_arrivals = 0;
+  for (const int64_t n : StepSizes(m)) {
+    if (num_data_ranks > 1 || kernels::AreLargeExperts(n, /*prefill=*/false)) continue;
+    num_arrivals =
+        std::max(num_arrivals,
+                 kernels::NumArrivals(n, c.num_experts, c.num_experts_per_token, intermediate));
+  }
+  carver.Take(w.t_arrived, num_arrivals);
 }
 
 }  // namespace

@@ -58,7 +58,7 @@ struct CudaWorkspace {
   float* gathered_scales = nullptr;
   __nv_bfloat16* pairs = nullptr;  // [pair rows, H]
 
-  // Shared, likewise gone after a step. R: the rows of the step's tiles.
+  // Shared, likewise gone after a step, but for flags. R: the rows of the step's tiles.
   __nv_bfloat16* streams = nullptr;  // [M, 4, H]
   kernels::HyperConnectionState ffn_state;
   __nv_bfloat16* kv = nullptr;        // [M, 512]
@@ -73,6 +73,7 @@ struct CudaWorkspace {
   __nv_bfloat16* y = nullptr;  // [M, H]
   uint8_t* t = nullptr;        // tiles [pair rows, I]
   float* t_scales = nullptr;
+  uint64_t* t_arrived = nullptr;  // of ranks, kept from step to step (kernels::ExpertRank)
 
   device::Buffer buffer, shared_buffer;
 };

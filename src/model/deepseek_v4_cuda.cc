@@ -554,18 +554,21 @@ class CudaModel final : public DeepSeekV4 {
 
   void Experts(const CudaStep& step, const CudaBlockWeights& w, const kernels::Fp8Tiles& gathered) {
     kernels::CudaExpertParams p = ExpertParams(step, w, gathered);
-    const kernels::Fp8Tiles t = p.t;
     p.num_tokens = step.batch.num_tokens;
     p.prefill = step.prefill;
-    p.intermediate = ranks_.num_intermediate();
     p.num_experts = c_.num_experts;
-    p.t = ranks_.OwnIntermediates(t);
-    p.mirrors = ranks_.MirrorsOf(step);
     p.y += ranks_.first_output();
     if (step.recorder != nullptr) step.recorder->OnOperator("experts", layer_);
+    const kernels::ExpertRank rank = ranks_.RankOfExperts(step);
     if (!ranks_.are_several()) {
       kernels::Launch(p, *step.stream);
+    } else if (rank.exchange.peers.size > 1) {
+      kernels::Launch(p, rank, *step.stream);
     } else {
+      const kernels::Fp8Tiles t = p.t;
+      p.intermediate = ranks_.num_intermediate();
+      p.t = ranks_.OwnIntermediates(t);
+      p.mirrors = ranks_.MirrorsOf(step);
       if (p.intermediate > 0) kernels::LaunchGateUp(p, *step.stream);
       ranks_.CompleteIntermediates(step, layer_, t);
       p.hidden = ranks_.num_outputs();

@@ -392,13 +392,6 @@ unsigned PlainBlocks(int64_t chunks) {
       std::clamp<int64_t>((chunks + kPlainThreads - 1) / kPlainThreads, 1, kBlocks));
 }
 
-void CheckShared(const PeerView& peers, const std::byte* data, int64_t bytes) {
-  const int64_t place = data - peers.memory[peers.rank];
-  CHECK_EQ(place % 16, 0);
-  CHECK_GE(place, peers.layout.shared_offset);
-  CHECK_LE(place + bytes, peers.layout.flags_offset);
-}
-
 }  // namespace
 
 GatheredMatrix GatheredColumns(void* data, int64_t num_rows, int64_t value_bytes,
@@ -434,8 +427,8 @@ void Launch(const CudaGatherTilesParams& p, device::Stream& stream) {
     return LaunchPackets(p.exchange, TilePackets(p), stream);
   }
   const int64_t tiles = p.blocks.begin[peers.size] * p.tiles.row_groups;
-  CheckShared(peers, reinterpret_cast<const std::byte*>(p.tiles.codes), tiles * kTileBytes);
-  CheckShared(peers, reinterpret_cast<const std::byte*>(p.tiles.scales), tiles * kTileRows * 4);
+  CHECK(IsShared(peers, p.tiles.codes, tiles * kTileBytes));
+  CHECK(IsShared(peers, p.tiles.scales, tiles * kTileRows * 4));
   LaunchKernel(GatherTilesKernel, PlainBlocks(most * 8), kPlainThreads, 0, stream, p);
 }
 
@@ -446,7 +439,7 @@ void Launch(const CudaGatherOutputParams& p, device::Stream& stream) {
     return LaunchPackets(p.exchange, OutputPackets(p, peers.size), stream);
   }
   const int64_t row_bytes = p.columns.begin[peers.size] * int64_t{sizeof(__nv_bfloat16)};
-  CheckShared(peers, reinterpret_cast<const std::byte*>(p.y), p.num_tokens * row_bytes);
+  CHECK(IsShared(peers, p.y, p.num_tokens * row_bytes));
   LaunchKernel(GatherOutputKernel, PlainBlocks(most / kCombined), kPlainThreads, 0, stream, p);
 }
 
@@ -469,7 +462,8 @@ void Launch(const CudaGatherParams& p, device::Stream& stream) {
       CHECK_LT(part.bytes() / 16, int64_t{1} << 31);
       chunks += part.bytes() / 16;
       if (part.bytes() == 0) continue;
-      CheckShared(peers, matrix.data, part.offset + (part.height - 1) * matrix.pitch + part.width);
+      CHECK(IsShared(peers, matrix.data,
+                     part.offset + (part.height - 1) * matrix.pitch + part.width));
     }
     most = std::max(most, chunks);
   }

@@ -92,6 +92,13 @@ struct PeerView {
   uint64_t timeout_ns = 0;
 };
 
+// Whether these bytes of the rank are in its shared memory, at a multiple of 16.
+inline bool IsShared(const PeerView& peers, const void* data, int64_t bytes) {
+  const int64_t place = static_cast<const std::byte*>(data) - peers.memory[peers.rank];
+  return place % 16 == 0 && place >= peers.layout.shared_offset &&
+         place + bytes <= peers.layout.flags_offset;
+}
+
 // Where else a value goes that one rank computes and all read: to the same place of the others'
 // shared memory, so many bytes from this rank's.
 struct Mirrors {

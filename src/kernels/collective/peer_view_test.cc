@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 namespace fathom::kernels {
 namespace {
 
@@ -30,6 +32,18 @@ TEST(PeerLayout, PiecesAreApartAndAligned) {
     for (const int64_t offset : {l.landing_offset, l.shared_offset, l.flags_offset})
       EXPECT_EQ(offset % 1024, 0);
   }
+}
+
+TEST(PeerView, SharedMemoryLiesBetweenTheLandingsAndTheFlags) {
+  constexpr int64_t kShared = 4096;
+  PeerView peers{.rank = 1, .size = 2, .layout = MakePeerLayout(2, kShared)};
+  std::vector<std::byte> memory(static_cast<size_t>(peers.layout.bytes));
+  peers.memory[1] = memory.data();
+  const std::byte* const shared = memory.data() + peers.layout.shared_offset;
+  EXPECT_TRUE(IsShared(peers, shared, kShared));
+  EXPECT_FALSE(IsShared(peers, shared, kShared + 1));
+  EXPECT_FALSE(IsShared(peers, shared - 16, 16));
+  EXPECT_FALSE(IsShared(peers, shared + 8, 16));
 }
 
 }  // namespace

@@ -75,6 +75,14 @@ constexpr int NumSharedTiles(int64_t num_tokens) { return NumSharedTiles(num_tok
 constexpr int64_t NumProgress(int64_t num_tokens, int num_experts, int num_chosen) {
   return 1 + NumSharedTiles(num_tokens) + MaxExpertTiles(num_tokens, num_experts, num_chosen);
 }
+// Flags of such a step on ranks (experts_cuda.h, ExpertRank): of each tile and 128 of the columns
+// of the intermediate activations, one for each of the four warps that write them.
+inline constexpr int kArrivalsOfBlock = 4;
+constexpr int64_t NumArrivals(int64_t num_tokens, int num_experts, int num_chosen,
+                              int64_t intermediate) {
+  return (NumProgress(num_tokens, num_experts, num_chosen) - 1) * (intermediate / 128) *
+         kArrivalsOfBlock;
+}
 // Rows of the intermediate activations for a step of num_tokens, what a tile may overrun included.
 constexpr int64_t MaxPairRows(int64_t num_tokens, int num_experts, int num_chosen) {
   const int64_t shared = (num_tokens + 63) / 64 * 64;

@@ -38,9 +38,6 @@ struct ExpertItem {
   int64_t x_block_bytes = 0;
   const float* x_scales = nullptr;
   int64_t x_scales_stride = 0;  // floats
-  // The activations are complete when this counter has come to `ready_at`; null: from the start.
-  const int32_t* ready = nullptr;
-  int32_t ready_at = 0;
   // What is written, and where.
   bool is_down = false;  // of the second product
   int part = 0, pair_group = 0, expert = 0, tile = 0;
@@ -123,13 +120,14 @@ class ExpertStream {
     }
   }
 
-  // Warp 17.
-  __device__ void FetchActivations() {
+  // Warp 17. await(item): returns when the item's activations are there for bulk copies.
+  template <typename Await>
+  __device__ void FetchActivations(Await await) {
     Place stage;
     for (int i = 0;; ++i) {
       const ExpertItem& item = Take(i);
       if (item.num_blocks == 0) return;
-      if (item.ready != nullptr) AwaitCounter(item.ready, item.ready_at);
+      await(item);
       const int full = BlocksOf(item.kind), tokens = item.kind == TileKind::kFp4 ? kN : kFp8Tokens;
       // Lanes 0, 1, …: activations of a block; from 16 on: their scales.
       const bool is_scale = lane() >= 16;
@@ -223,15 +221,6 @@ class ExpertStream {
   __device__ const ExpertItem& Take(int i) {
     BarrierWait(&s_.item_full[i % kItems], (i / kItems) & 1);
     return s_.items[i % kItems];
-  }
-
-  __device__ static void AwaitCounter(const int32_t* counter, int32_t value) {
-    if (lane() == 0) {
-      while (AcquireLoad(counter) < value) {
-      }
-    }
-    __syncwarp();
-    FenceAsyncProxy();  // they were written by stores and are read by copies
   }
 
   // FP8: lane l < 2 * blocks has that of row tile l % 2.

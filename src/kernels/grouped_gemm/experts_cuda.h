@@ -61,6 +61,19 @@ struct CudaExpertParams {
 // Both products, of all rows.
 void Launch(const CudaExpertParams& params, device::Stream& stream);
 
+// A tensor rank's rows of both products, where ranks write to each other's memory: with its rows of
+// w1 and w3 it makes some columns of t for all of them.
+struct ExpertRank {
+  PeerExchange exchange;
+  RankParts blocks;             // of t, of 128 columns; no rank without
+  int64_t down_rows = 0;        // of w2; no rank without
+  uint64_t* arrived = nullptr;  // [NumArrivals], zero at first
+};
+// Both products of a rank's rows in one launch, unless AreLargeExperts. hidden and intermediate are
+// those of all ranks; t is all of it and, like rank.arrived, in the shared memory of all ranks; y
+// from the rank's first column on.
+void Launch(const CudaExpertParams& params, const ExpertRank& rank, device::Stream& stream);
+
 void LaunchGateUp(const CudaExpertParams& params, device::Stream& stream);
 // When t is all there.
 void LaunchDown(const CudaExpertParams& params, device::Stream& stream);

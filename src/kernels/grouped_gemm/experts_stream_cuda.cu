@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "kernels/collective/packets.cuh"
 #include "kernels/grouped_gemm/expert_stream.cuh"
 #include "kernels/grouped_gemm/experts_stream_cuda.h"
 #include "kernels/grouped_gemm/swiglu.cuh"
@@ -15,10 +16,10 @@ constexpr int kSharedExpert = -1;  // as an expert's id
 // clusters without one in the last round take that many routed items first; then these, too, go
 // round.
 struct Deal {
-  int items_of_tile;  // 0: not this launch's product
-  int num_shared;     // items
-  int num_clusters;
-  int weight;
+  int items_of_tile = 0;  // 0: not this launch's product
+  int num_shared = 0;     // items
+  int num_clusters = 0;
+  int weight = 0;
 
   __device__ int NumShared(int cluster) const {
     return (num_shared - cluster + num_clusters - 1) / num_clusters;
@@ -37,11 +38,14 @@ struct Deal {
 
 // What a launch computes.
 struct Work {
-  bool gate_up, down;             // which of the products
-  int shared_rows, shared_tiles;  // tokens of a tile of the shared expert; tiles
-  int max_tiles;                  // of all experts
+  bool gate_up = false, down = false;     // which of the products
+  int64_t gate_up_rows = 0;               // of w1, and of w3
+  int64_t down_rows = 0;                  // of w2
+  int first_block = 0;                    // of t, of 128 columns: what gate_up begins with
+  int shared_rows = 0, shared_tiles = 0;  // tokens of a tile of the shared expert; tiles
+  int max_tiles = 0;                      // of all experts
   // The plan was complete before the launch's predecessor began, which then only gathers.
-  bool plan_is_early;
+  bool plan_is_early = false;
   Deal deal;
 };
 
@@ -72,7 +76,7 @@ class ExpertItems {
     if (!work_.down) return {};
     if (taken_ < 0) TakeNext();
     const int mine = __shfl_sync(0xffffffffu, taken_, 0);
-    const auto parts = static_cast<int>(p_.hidden / 128);
+    const auto parts = static_cast<int>(work_.down_rows / 128);
     if (mine >= num_tiles_ * parts) return {};
     TakeNext();  // while this one is fetched
     return Down(DownTile(mine / parts), mine % parts);
@@ -133,19 +137,17 @@ class ExpertItems {
     const bool routed = tile.expert != kSharedExpert;
     const ExpertTiles& w = routed ? p_.routed : p_.shared;
     const Fp8Tiles& x = routed && p_.num_tokens > kDirectTokens ? p_.gathered : p_.x;
-    ExpertItem item = Make(tile, w, w.gate_up, w.gate_up_scales, 2 * p_.intermediate, p_.hidden,
+    ExpertItem item = Make(tile, w, w.gate_up, w.gate_up_scales, 2 * work_.gate_up_rows, p_.hidden,
                            part * 4 + rank_, 2, x, tile.x_group);
-    item.part = part, item.tile = index, item.is_down = false;
+    item.part = work_.first_block + part, item.tile = index, item.is_down = false;
     return item;
   }
   __device__ ExpertItem Down(int index, int part) {
     const ExpertTile& tile = Tile(index);
     const ExpertTiles& w = tile.expert != kSharedExpert ? p_.routed : p_.shared;
-    ExpertItem item = Make(tile, w, w.down, w.down_scales, p_.hidden, p_.intermediate, part * 2, 1,
-                           p_.t, tile.pair_group);
+    ExpertItem item = Make(tile, w, w.down, w.down_scales, work_.down_rows, p_.intermediate,
+                           part * 2, 1, p_.t, tile.pair_group);
     item.part = part, item.tile = index, item.is_down = true;
-    item.ready = work_.gate_up ? p_.plan.progress + 1 + index : nullptr;
-    item.ready_at = work_.deal.items_of_tile * 4;  // each of two warps of two blocks adds one
     return item;
   }
 
@@ -167,15 +169,108 @@ struct Largest {
   uint64_t full[2];
 };
 
+// Which columns of a tile of t are complete, told by the warps that write them to those that fetch
+// them: two warps of each of two blocks have a part of every token and 128 columns.
+//
+// One GPU, or a launch of one product: a counter a tile.
+class OwnProgress {
+ public:
+  __device__ OwnProgress(const CudaExpertParams& p, const Work& work, const ExpertRank& /*rank*/)
+      : p_(p), work_(work) {}
+
+  template <typename U>
+  __device__ void Store(U* to, U value) const {
+    *to = value;
+  }
+  // By a warp that has stored its part of an item.
+  __device__ void Tell(const ExpertItem& item) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ReleaseAdd(Counter(item), 1);
+  }
+  // By a warp, before it fetches t for an item of the second product.
+  __device__ void Await(const ExpertItem& item) const {
+    if (!work_.gate_up) return;  // the predecessor wrote it
+    if (threadIdx.x % 32 == 0) {
+      while (AcquireLoad(Counter(item)) < work_.deal.items_of_tile * kArrivalsOfBlock) {
+      }
+    }
+    __syncwarp();
+    FenceAsyncProxy();  // it was written by stores and is read by copies
+  }
+
+ private:
+  __device__ int32_t* Counter(const ExpertItem& item) const {
+    return p_.plan.progress + 1 + item.tile;
+  }
+
+  const CudaExpertParams& p_;
+  const Work& work_;
+};
+
+// Ranks: each writes its columns to all of them, then, for every item and warp, a flag that only
+// grows, the number of the exchange. No rank waits before its own first product is done, so every
+// one comes to its end; and every launch waits for each rank, as an exchange does
+// (collective/peer_view.h).
+class RankProgress {
+ public:
+  __device__ RankProgress(const CudaExpertParams& p, const Work& /*work*/, const ExpertRank& rank)
+      : peers_(rank.exchange.peers),
+        blocks_(rank.blocks),
+        arrived_(rank.arrived),
+        num_blocks_(static_cast<int>(p.intermediate / 128)),
+        number_(ExchangeNumber(rank.exchange)) {}
+
+  template <typename U>
+  __device__ void Store(U* to, U value) const {
+    for (int rank = 0; rank < peers_.size; ++rank) *There(to, rank) = value;
+  }
+  __device__ void Tell(const ExpertItem& item) const {
+    const int warp = static_cast<int>(threadIdx.x) / 32 % 2,
+              lane = static_cast<int>(threadIdx.x) % 32;
+    const int half = static_cast<int>(blockIdx.x) % 2;
+    __syncwarp();
+    if (lane >= peers_.size) return;
+    RaiseFlag(There(Flags(item, item.part * 2 + half) + warp, lane), number_);
+  }
+  __device__ void Await(const ExpertItem& item) const {
+    // A lane has both flags of a block of the cluster, for 128 columns.
+    for (int i = static_cast<int>(threadIdx.x) % 32; i < num_blocks_ * 2; i += 32) {
+      int owner = 0;
+      while (i / 2 >= blocks_.begin[owner + 1]) ++owner;
+      AwaitTwoFlags(peers_, Flags(item, i), number_, owner);
+    }
+    __syncwarp();
+    FenceAsyncProxy();
+  }
+
+ private:
+  // The same place in the memory of `rank`.
+  template <typename U>
+  __device__ U* There(U* own, int rank) const {
+    const int64_t offset = reinterpret_cast<std::byte*>(own) - peers_.memory[peers_.rank];
+    return reinterpret_cast<U*>(peers_.memory[rank] + offset);
+  }
+  __device__ uint64_t* Flags(const ExpertItem& item, int half_block) const {
+    return arrived_ + (int64_t{item.tile} * num_blocks_ * 2 + half_block) * 2;
+  }
+
+  const PeerView& peers_;
+  const RankParts& blocks_;
+  uint64_t* const arrived_;
+  const int num_blocks_;  // of t
+  const uint64_t number_;
+};
+
 // The first product's sums become t = b(weight * silu(gate) * up) of this block's 64 columns, as
 // FP8; the second one's rows of y. Two warps, every second token each.
-template <typename Stream>
+template <typename Stream, typename Progress>
 class ExpertWriter {
  public:
   static constexpr int kTokens = Stream::kFp8Tokens;
 
-  __device__ ExpertWriter(const CudaExpertParams& p, Largest<kTokens>& largest)
-      : p_(p), largest_(largest), rank_(static_cast<int>(blockIdx.x) % 2) {}
+  __device__ ExpertWriter(const CudaExpertParams& p, const Progress& progress,
+                          Largest<kTokens>& largest)
+      : p_(p), progress_(progress), largest_(largest), rank_(static_cast<int>(blockIdx.x) % 2) {}
 
   __device__ void Begin(const ExpertItem& item) {
     const bool weighted = !item.is_down && item.expert != kSharedExpert && lane() < item.num_tokens;
@@ -225,15 +320,15 @@ class ExpertWriter {
       const float inverse = Ue8m0Inverse(scale);
       const float2 v = *Value(inbox, token);
       const int64_t pair = int64_t{item.pair_group} * 8 + token;
-      *reinterpret_cast<uint16_t*>(p_.t.codes + Fp8TileOffset(pair, column, p_.t.row_groups)) =
-          static_cast<uint16_t>(Fp8Codes(v.x * inverse, v.y * inverse));
+      auto* const codes = p_.t.codes + Fp8TileOffset(pair, column, p_.t.row_groups);
+      progress_.Store(reinterpret_cast<uint16_t*>(codes),
+                      static_cast<uint16_t>(Fp8Codes(v.x * inverse, v.y * inverse)));
       if (lane() == 0 && rank_ == 0) {
-        p_.t.scales[item.part * p_.t.row_groups * 8 + pair] = Ue8m0Value(scale);
+        progress_.Store(p_.t.scales + item.part * p_.t.row_groups * 8 + pair, Ue8m0Value(scale));
       }
     }
     FenceAsyncProxy();
-    __syncwarp();
-    if (lane() == 0) ReleaseAdd(p_.plan.progress + 1 + item.tile, 1);
+    progress_.Tell(item);
   }
   // What this thread keeps there of its own sums.
   __device__ static float2* Value(typename Stream::Inbox& inbox, int token) {
@@ -241,16 +336,18 @@ class ExpertWriter {
   }
 
   const CudaExpertParams& p_;
+  const Progress& progress_;
   Largest<kTokens>& largest_;
   const int rank_;
   int items_ = 0;     // of the first product, so far
   float weight_ = 1;  // of the token that is this lane's number
 };
 
-template <int kN, int kStages>
+// Progress: OwnProgress; or RankProgress, of `rank`.
+template <int kN, int kStages, typename Progress>
 __global__ void __launch_bounds__((ExpertStream<kN, kStages>::kThreads), 1)
     ExpertStreamKernel(const __grid_constant__ CudaExpertParams p,
-                       const __grid_constant__ Work work) {
+                       const __grid_constant__ Work work, const __grid_constant__ ExpertRank rank) {
   using Stream = ExpertStream<kN, kStages>;
   extern __shared__ __align__(1024) std::byte shared[];
   __shared__ Largest<Stream::kFp8Tokens> largest;
@@ -266,48 +363,65 @@ __global__ void __launch_bounds__((ExpertStream<kN, kStages>::kThreads), 1)
   } else if (warp == 16) {
     stream.FetchWeights(ExpertItems(p, work));
   } else if (warp == 17) {
+    const Progress progress(p, work, rank);
     WaitForPredecessor();
     AllowSuccessor();
-    stream.FetchActivations();
+    stream.FetchActivations([&progress](const ExpertItem& item) {
+      if (item.is_down) progress.Await(item);
+    });
   } else {
+    const Progress progress(p, work, rank);
     WaitForPredecessor();
     ClusterWait();  // the other block has made its barriers
-    stream.Write(ExpertWriter<Stream>(p, largest));
+    stream.Write(ExpertWriter<Stream, Progress>(p, progress, largest));
     return;
   }
   ClusterWait();
 }
 
-template <int kN, int kStages>
-void Run(const CudaExpertParams& p, bool gate_up, bool down, device::Stream& stream) {
+template <int kN, int kStages, typename Progress>
+void Run(const CudaExpertParams& p, Work work, const ExpertRank& rank, device::Stream& stream) {
   using Stream = ExpertStream<kN, kStages>;
+  constexpr auto kKernel = ExpertStreamKernel<kN, kStages, Progress>;
   // Blocks wait for what others write: all of them must run at once.
-  static const int max_clusters = MaxClusters(ExpertStreamKernel<kN, kStages>, 2, Stream::kThreads,
-                                              sizeof(typename Stream::Shared));
+  static const int max_clusters =
+      MaxClusters(kKernel, 2, Stream::kThreads, sizeof(typename Stream::Shared));
   CHECK_GT(max_clusters, 0);
-  const int items_of_tile = gate_up ? static_cast<int>(p.intermediate / 128) : 0;
-  const int shared_tiles = NumSharedTiles(p.shared_tokens(), p.num_tokens);
-  Work work{.gate_up = gate_up,
-            .down = down,
-            .shared_rows = SharedTileRows(p.num_tokens),
-            .shared_tiles = shared_tiles,
-            .max_tiles = static_cast<int>(
-                shared_tiles + MaxExpertTiles(p.num_tokens, p.num_experts, p.num_chosen)),
-            .plan_is_early = p.num_tokens > kDirectTokens || !gate_up,
-            .deal = {}};
-  work.deal = {.items_of_tile = items_of_tile,
-               .num_shared = work.shared_tiles * items_of_tile,
-               .num_clusters = max_clusters,
-               .weight = p.routed.kind == TileKind::kFp4 ? 2 : 1};
-  LaunchClusters(ExpertStreamKernel<kN, kStages>, static_cast<unsigned>(max_clusters * 2), 2,
-                 Stream::kThreads, sizeof(typename Stream::Shared), stream, p, work);
+  work.deal.num_clusters = max_clusters;
+  LaunchClusters(kKernel, static_cast<unsigned>(max_clusters * 2), 2, Stream::kThreads,
+                 sizeof(typename Stream::Shared), stream, p, work, rank);
+}
+
+template <typename Progress>
+void Run(const CudaExpertParams& p, Work work, const ExpertRank& rank, device::Stream& stream) {
+  work.shared_rows = SharedTileRows(p.num_tokens);
+  work.shared_tiles = NumSharedTiles(p.shared_tokens(), p.num_tokens);
+  work.max_tiles = static_cast<int>(work.shared_tiles +
+                                    MaxExpertTiles(p.num_tokens, p.num_experts, p.num_chosen));
+  work.plan_is_early = p.num_tokens > kDirectTokens || !work.gate_up;
+  work.deal.items_of_tile = work.gate_up ? static_cast<int>(work.gate_up_rows / 128) : 0;
+  work.deal.num_shared = work.shared_tiles * work.deal.items_of_tile;
+  work.deal.weight = p.routed.kind == TileKind::kFp4 ? 2 : 1;
+  ExpertTileRows(p.num_tokens) == 8 ? Run<8, 5, Progress>(p, work, rank, stream)
+                                    : Run<16, 3, Progress>(p, work, rank, stream);
 }
 
 }  // namespace
 
 void LaunchStream(const CudaExpertParams& p, bool gate_up, bool down, device::Stream& stream) {
-  ExpertTileRows(p.num_tokens) == 8 ? Run<8, 5>(p, gate_up, down, stream)
-                                    : Run<16, 3>(p, gate_up, down, stream);
+  Work work;
+  work.gate_up = gate_up, work.down = down;
+  work.gate_up_rows = p.intermediate, work.down_rows = p.hidden;
+  Run<OwnProgress>(p, work, {}, stream);
+}
+
+void LaunchStream(const CudaExpertParams& p, const ExpertRank& rank, device::Stream& stream) {
+  const int own = rank.exchange.peers.rank;
+  Work work;
+  work.gate_up = work.down = true;
+  work.gate_up_rows = rank.blocks.count(own) * 128, work.down_rows = rank.down_rows;
+  work.first_block = static_cast<int>(rank.blocks.begin[own]);
+  Run<RankProgress>(p, work, rank, stream);
 }
 
 }  // namespace fathom::kernels

@@ -9,5 +9,7 @@ namespace fathom::kernels {
 
 // Either product, or both.
 void LaunchStream(const CudaExpertParams& params, bool gate_up, bool down, device::Stream& stream);
+// Both, of a rank's rows.
+void LaunchStream(const CudaExpertParams& params, const ExpertRank& rank, device::Stream& stream);
 
 }  // namespace fathom::kernels

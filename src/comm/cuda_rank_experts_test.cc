@@ -1,0 +1,464 @@
+// Experts of tensor ranks in one launch, which complete the intermediates for each other while they
+// run: the bits of one GPU, and of the two products apart with a gather between them, again and
+// again in a replayed graph; a rank that does not come.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <random>
+#include <set>
+
+#include "comm/cuda_testing.h"
+#include "kernels/grouped_gemm/experts_cuda.h"
+
+namespace fathom::comm {
+namespace {
+
+using kernels::ExpertTile;
+using kernels::RankParts;
+using kernels::TileKind;
+
+constexpr int64_t kHidden = 640, kIntermediate = 896;  // 5 and 7 blocks: ranks have more or less
+constexpr int kExperts = 16, kChosen = 4;
+constexpr int64_t kMaxTokens = 512;
+constexpr int64_t kSharedBytes = int64_t{64} << 20;
+
+template <typename U>
+U* As(const device::Buffer& buffer) {
+  return reinterpret_cast<U*>(buffer.data());
+}
+
+RankParts Parts(int size, int64_t total, int64_t unit) {
+  RankParts parts;
+  for (int r = 0; r < size; ++r) parts.begin[r + 1] = total / unit * (r + 1) / size * unit;
+  return parts;
+}
+
+// Any code but NaN.
+uint8_t RandomCode(std::mt19937& random) {
+  const auto code = static_cast<uint8_t>(random());
+  return (code & 0x7f) == 0x7f ? uint8_t{0x30} : code;
+}
+
+// Matrices of one shape, as tiles and scales lie.
+struct Weights {
+  TileKind kind;
+  int64_t experts, rows, cols;
+  std::vector<uint8_t> tiles, scales;
+
+  Weights(TileKind tile_kind, int64_t count, int64_t num_rows, int64_t num_cols, uint32_t seed)
+      : kind(tile_kind), experts(count), rows(num_rows), cols(num_cols) {
+    std::mt19937 random(seed);
+    const auto scale = [&random] { return static_cast<uint8_t>(118 + random() % 5); };
+    for (int64_t tile = 0; tile < experts * rows / 64 * cols / 128; ++tile) {
+      const int codes = kind == TileKind::kFp4 ? 4096 : 8192;
+      for (int i = 0; i < codes; ++i) tiles.push_back(RandomCode(random));
+      for (int i = 0; kind == TileKind::kFp4 && i < 256; ++i) tiles.push_back(scale());
+    }
+    for (int64_t i = 0; i < experts * rows / 128 * cols / 128; ++i) scales.push_back(scale());
+  }
+  // Of every expert the rows [begin, end), multiples of 128.
+  Weights Rows(int64_t begin, int64_t end) const {
+    Weights part = *this;
+    part.rows = end - begin;
+    part.tiles = Slices(tiles, begin / 64, end / 64, rows / 64);
+    part.scales = Slices(scales, begin / 128, end / 128, rows / 128);
+    return part;
+  }
+
+ private:
+  std::vector<uint8_t> Slices(const std::vector<uint8_t>& all, int64_t begin, int64_t end,
+                              int64_t count) const {
+    const auto row = static_cast<int64_t>(all.size()) / (experts * count);
+    std::vector<uint8_t> part;
+    for (int64_t e = 0; e < experts; ++e) {
+      part.insert(part.end(), all.begin() + (e * count + begin) * row,
+                  all.begin() + (e * count + end) * row);
+    }
+    return part;
+  }
+};
+
+// Of a layer, all ranks' rows; gate_up: 128 of w1 and 128 of w3 in turn.
+struct Layer {
+  Weights routed_gate_up, routed_down, shared_gate_up, shared_down;
+
+  Layer(TileKind kind, uint32_t seed)
+      : routed_gate_up(kind, kExperts, 2 * kIntermediate, kHidden, seed),
+        routed_down(kind, kExperts, kHidden, kIntermediate, seed + 1),
+        shared_gate_up(TileKind::kFp8, 1, 2 * kIntermediate, kHidden, seed + 2),
+        shared_down(TileKind::kFp8, 1, kHidden, kIntermediate, seed + 3) {}
+};
+
+// What a step's routing leaves (expert_plan.h), and its activations.
+struct Step {
+  int64_t tokens, rows, x_rows;
+  int32_t num_tiles = 0;
+  std::vector<ExpertTile> tiles;
+  std::vector<int32_t> pair_of;
+  std::vector<float> pair_weight;
+  std::vector<uint8_t> x, gathered;
+  std::vector<float> x_scales, gathered_scales;
+
+  Step(int64_t num_tokens, uint32_t seed)
+      : tokens(num_tokens),
+        rows(kernels::MaxPairRows(num_tokens, kExperts, kChosen)),
+        x_rows((num_tokens + 63) / 64 * 64),
+        pair_weight(static_cast<size_t>(rows)) {
+    std::mt19937 random(seed);
+    std::vector<std::vector<int64_t>> pairs_of(kExperts);  // of each expert
+    for (int64_t t = 0; t < tokens; ++t) {
+      std::set<size_t> chosen;
+      while (chosen.size() < kChosen) chosen.insert(random() % kExperts);
+      for (const size_t e : chosen) {
+        pairs_of[e].push_back(static_cast<int64_t>(pair_of.size()));
+        pair_of.push_back(0);
+      }
+    }
+    const bool direct = tokens <= kernels::kDirectTokens;
+    const int tile_rows = kernels::ExpertTileRows(tokens);
+    auto group = static_cast<int32_t>(direct ? 1 : x_rows / 8);
+    for (int32_t e = 0; e < kExperts; ++e) {
+      const auto& pairs = pairs_of[static_cast<size_t>(e)];
+      if (pairs.empty()) continue;
+      const auto count = static_cast<int32_t>(pairs.size());
+      for (int32_t i = 0; i < (direct ? 1 : count); i += tile_rows) {
+        const int32_t at = group + i / 8;
+        tiles.push_back({e, direct ? 0 : at, at,
+                         direct ? static_cast<int32_t>(tokens) : std::min(tile_rows, count - i)});
+      }
+      for (int32_t i = 0; i < count; ++i) {
+        const int64_t pair = pairs[static_cast<size_t>(i)];
+        const auto row = static_cast<int32_t>(group * 8 + (direct ? pair / kChosen : i));
+        pair_of[static_cast<size_t>(pair)] = row;
+        pair_weight[static_cast<size_t>(row)] = static_cast<float>(1 + random() % 8) / 8;
+      }
+      group += direct ? 1 : (count + 7) / 8;
+    }
+    num_tiles = static_cast<int32_t>(tiles.size());
+    const auto fill = [&random](std::vector<uint8_t>& codes, std::vector<float>& scales,
+                                int64_t num_rows) {
+      for (int64_t i = 0; i < num_rows * kHidden; ++i) codes.push_back(RandomCode(random));
+      for (int64_t i = 0; i < num_rows * kHidden / 128; ++i) {
+        scales.push_back(0x1p-8f * static_cast<float>(1 << random() % 3));
+      }
+    };
+    fill(x, x_scales, x_rows);
+    fill(gathered, gathered_scales, rows);
+  }
+
+  // Rows that somebody reads.
+  std::vector<int64_t> Used() const {
+    std::vector<int64_t> used(pair_of.begin(), pair_of.end());
+    for (int64_t t = 0; t < tokens; ++t) used.push_back(t);
+    return used;
+  }
+};
+
+// A step on one GPU, with some rows of both products.
+class StepOnGpu {
+ public:
+  StepOnGpu(const TestRank& rank, const Layer& layer, const Step& step, int64_t first_block,
+            int64_t end_block, int64_t first_row, int64_t end_row)
+      : rank_(rank), step_(step), first_row_(first_row), own_rows_(end_row - first_row) {
+    const int64_t begin = first_block * 256, end = end_block * 256;
+    Put(layer.routed_gate_up.Rows(begin, end), p_.routed.gate_up, p_.routed.gate_up_scales);
+    Put(layer.routed_down.Rows(first_row, end_row), p_.routed.down, p_.routed.down_scales);
+    Put(layer.shared_gate_up.Rows(begin, end), p_.shared.gate_up, p_.shared.gate_up_scales);
+    Put(layer.shared_down.Rows(first_row, end_row), p_.shared.down, p_.shared.down_scales);
+    p_.routed.kind = layer.routed_gate_up.kind;
+    p_.shared.kind = TileKind::kFp8;
+    p_.num_tokens = step.tokens;
+    p_.hidden = kHidden;
+    p_.intermediate = kIntermediate;
+    p_.num_experts = kExperts;
+    p_.num_chosen = kChosen;
+    p_.swiglu_limit = 10.0f;
+    p_.x = {Keep<uint8_t>(rank.Upload(step.x)), Keep<float>(rank.Upload(step.x_scales)),
+            step.x_rows / 8};
+    p_.gathered = {Keep<uint8_t>(rank.Upload(step.gathered)),
+                   Keep<float>(rank.Upload(step.gathered_scales)), step.rows / 8};
+    p_.plan = {.num_tiles = Keep<int32_t>(rank.Upload(std::vector<int32_t>{step.num_tiles})),
+               .tiles = Keep<ExpertTile>(rank.Upload(step.tiles)),
+               .pair_of = Keep<int32_t>(rank.Upload(step.pair_of)),
+               .pair_weight = Keep<float>(rank.Upload(step.pair_weight)),
+               .progress = Keep<int32_t>(rank.Poisoned(progress_bytes()))};
+    y_ = Keep<__nv_bfloat16>(rank.Poisoned(step.rows * kHidden * 2));
+    p_.y = y_ + first_row;
+    p_.y_stride = kHidden;
+  }
+
+  kernels::CudaExpertParams& params() { return p_; }
+
+  // As routing does, before each launch.
+  void ResetProgress() const {
+    CHECK_EQ(cudaMemsetAsync(p_.plan.progress, 0, static_cast<size_t>(progress_bytes()),
+                             rank_.cuda_stream()),
+             cudaSuccess);
+  }
+
+  // Of the rows that are read, this GPU's columns: `expected` has them all.
+  void ExpectColumnsOf(const std::vector<uint16_t>& expected, const char* what) const {
+    const auto y = Outputs();
+    for (const int64_t row : step_.Used()) {
+      const int64_t at = row * kHidden + first_row_;
+      ASSERT_EQ(0, std::memcmp(y.data() + at, expected.data() + at,
+                               static_cast<size_t>(own_rows_) * sizeof(uint16_t)))
+          << what << ", rank " << rank_.collectives->rank() << ", row " << row << " of "
+          << step_.tokens << " tokens";
+    }
+  }
+  std::vector<uint16_t> Outputs() const {
+    return rank_.Download<uint16_t>(y_, static_cast<size_t>(step_.rows * kHidden));
+  }
+  void PoisonOutputs() const {
+    CHECK_EQ(cudaMemsetAsync(y_, 0xff, static_cast<size_t>(step_.rows * kHidden * 2),
+                             rank_.cuda_stream()),
+             cudaSuccess);
+  }
+
+ private:
+  template <typename U>
+  U* Keep(device::Buffer buffer) {
+    kept_.push_back(std::move(buffer));
+    return As<U>(kept_.back());
+  }
+  void Put(const Weights& weights, const std::byte*& tiles, const uint8_t*& scales) {
+    tiles = Keep<std::byte>(rank_.Upload(weights.tiles));
+    scales = Keep<uint8_t>(rank_.Upload(weights.scales));
+  }
+  int64_t progress_bytes() const {
+    return kernels::NumProgress(step_.tokens, kExperts, kChosen) * int64_t{sizeof(int32_t)};
+  }
+
+  const TestRank& rank_;
+  const Step& step_;
+  const int64_t first_row_, own_rows_;
+  kernels::CudaExpertParams p_;
+  __nv_bfloat16* y_ = nullptr;
+  std::vector<device::Buffer> kept_;
+};
+
+// Where the intermediates of steps, their flags, and an output are in shared memory: in the same
+// places for all steps, for flags stay from step to step.
+struct Places {
+  explicit Places(const TestRank& rank)
+      : rows(kernels::MaxPairRows(kMaxTokens, kExperts, kChosen)) {
+    std::byte* at = rank.collectives->shared_memory();
+    codes = reinterpret_cast<uint8_t*>(at);
+    scales = reinterpret_cast<float*>(at += rows * kIntermediate);
+    arrived = reinterpret_cast<uint64_t*>(at += rows * kIntermediate / 128 * 4);
+    at += kernels::NumArrivals(kMaxTokens, kExperts, kChosen, kIntermediate) * 8;
+    y = reinterpret_cast<__nv_bfloat16*>(at);
+    CHECK_LE(at + kHidden * 2 - rank.collectives->shared_memory(), kSharedBytes);
+  }
+  // Before any rank begins.
+  void Poison() const {
+    CHECK_EQ(cudaMemset(codes, 0xff, static_cast<size_t>(rows * kIntermediate)), cudaSuccess);
+    CHECK_EQ(cudaMemset(scales, 0xff, static_cast<size_t>(rows * kIntermediate / 128 * 4)),
+             cudaSuccess);
+    CHECK_EQ(cudaMemset(y, 0, kHidden * 2), cudaSuccess);
+    CHECK_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  }
+  kernels::Fp8Tiles t() const { return {codes, scales, rows / 8}; }
+
+  int64_t rows;
+  uint8_t* codes;
+  float* scales;
+  uint64_t* arrived;
+  __nv_bfloat16* y;
+};
+
+class CudaRankExpertsTest : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    const int count = device::CountGpus();
+    if (count < GetParam()) GTEST_SKIP() << GetParam() << " GPUs are needed, there are " << count;
+  }
+
+  void MakeRanks(Duration timeout = std::chrono::seconds(5)) {
+    const int size = GetParam();
+    blocks_ = Parts(size, kIntermediate / 128, 1);
+    columns_ = Parts(size, kHidden, 128);
+    ranks_ = std::make_unique<TestRanks>(
+        MakePeerGroup(FirstGpus(size),
+                      {.hidden = kHidden, .shared_bytes = kSharedBytes, .timeout = timeout})
+            .value());
+  }
+
+  // All rows on one GPU.
+  static std::vector<uint16_t> Expected(TestRank& rank, const Layer& layer, const Step& step) {
+    StepOnGpu alone(rank, layer, step, 0, kIntermediate / 128, 0, kHidden);
+    const auto codes = rank.Poisoned(step.rows * kIntermediate);
+    const auto scales = rank.Poisoned(step.rows * kIntermediate / 128 * 4);
+    alone.params().t = {As<uint8_t>(codes), As<float>(scales), step.rows / 8};
+    alone.ResetProgress();
+    kernels::Launch(alone.params(), *rank.stream);
+    return alone.Outputs();
+  }
+
+  StepOnGpu OnRank(const TestRank& rank, const Layer& layer, const Step& step,
+                   const Places& places) const {
+    const int r = rank.collectives->rank();
+    StepOnGpu on_rank(rank, layer, step, blocks_.begin[r], blocks_.begin[r + 1], columns_.begin[r],
+                      columns_.begin[r + 1]);
+    on_rank.params().t = places.t();
+    return on_rank;
+  }
+
+  void Together(const TestRank& rank, StepOnGpu& step, const Places& places) const {
+    const kernels::PeerExchange exchange = rank.collectives->GatherInExperts(blocks_, columns_);
+    CHECK_EQ(exchange.peers.size, GetParam());
+    kernels::Launch(step.params(),
+                    {.exchange = exchange,
+                     .blocks = blocks_,
+                     .down_rows = columns_.count(rank.collectives->rank()),
+                     .arrived = places.arrived},
+                    *rank.stream);
+  }
+  void Apart(const TestRank& rank, StepOnGpu& step, const Places& places) const {
+    const int r = rank.collectives->rank();
+    kernels::CudaExpertParams p = step.params();
+    p.intermediate = blocks_.count(r) * 128;
+    p.t.codes += blocks_.begin[r] * p.t.row_groups * kernels::kTileBytes;
+    p.t.scales += blocks_.begin[r] * p.t.row_groups * kernels::kTileRows;
+    kernels::LaunchGateUp(p, *rank.stream);
+    CHECK(rank.collectives
+              ->GatherTiles({.exchange = {},
+                             .tiles = places.t(),
+                             .blocks = blocks_,
+                             .num_tokens = p.num_tokens,
+                             .pair_of = p.plan.pair_of,
+                             .num_chosen = kChosen,
+                             .num_rows = places.rows},
+                            *rank.stream)
+              .ok());
+    p = step.params();
+    p.hidden = columns_.count(r);
+    kernels::LaunchDown(p, *rank.stream);
+  }
+  // What lies between two layers' experts.
+  void Exchange(const TestRank& rank, const Places& places) const {
+    CHECK(rank.collectives
+              ->GatherOutput({.exchange = {},
+                              .output = {.y = places.y},
+                              .columns = columns_,
+                              .num_tokens = 1,
+                              .y = places.y},
+                             *rank.stream)
+              .ok());
+  }
+
+  RankParts blocks_, columns_;
+  std::unique_ptr<TestRanks> ranks_;
+};
+
+TEST_P(CudaRankExpertsTest, OneLaunchHasTheBitsOfOneGpu) {
+  MakeRanks();
+  for (const TileKind kind : {TileKind::kFp4, TileKind::kFp8}) {
+    const Layer layer(kind, 1);
+    for (const int64_t tokens : {1, 2, 5, 8, 9, 40, 200, 512}) {
+      const Step step(tokens, static_cast<uint32_t>(tokens));
+      std::vector<uint16_t> expected;
+      ranks_->OnAll([&](TestRank& rank) {
+        if (rank.collectives->rank() == 0) expected = Expected(rank, layer, step);
+        Places(rank).Poison();
+      });
+      ranks_->OnAll([&](TestRank& rank) {
+        const Places places(rank);
+        StepOnGpu own = OnRank(rank, layer, step, places);
+        for (const bool together : {true, false, true}) {
+          own.PoisonOutputs();
+          own.ResetProgress();
+          together ? Together(rank, own, places) : Apart(rank, own, places);
+          Exchange(rank, places);
+          rank.collectives->EndStep(*rank.stream);
+          own.ExpectColumnsOf(expected, together ? "together" : "apart");
+        }
+        EXPECT_TRUE(rank.collectives->Check().ok()) << rank.collectives->Check().message();
+      });
+    }
+  }
+}
+
+// Two steps take turns in the same memory, so that whoever read too early, or was written to too
+// early, would have the other step's values.
+TEST_P(CudaRankExpertsTest, AReplayedChainOfLayersHasTheBitsOfOneGpu) {
+  constexpr int kRounds = 20, kReplays = 50;
+  MakeRanks();
+  const Layer layer(TileKind::kFp4, 1);
+  for (const int64_t tokens : {1, 6, 30}) {
+    const Step steps[] = {Step(tokens, 5), Step(tokens, 6)};
+    std::vector<uint16_t> expected[2];
+    ranks_->OnAll([&](TestRank& rank) {
+      for (int i = 0; rank.collectives->rank() == 0 && i < 2; ++i) {
+        expected[i] = Expected(rank, layer, steps[i]);
+      }
+      Places(rank).Poison();
+    });
+    ranks_->OnAll([&](TestRank& rank) {
+      const Places places(rank);
+      StepOnGpu own[] = {OnRank(rank, layer, steps[0], places),
+                         OnRank(rank, layer, steps[1], places)};
+      const cudaGraphExec_t graph = Capture(rank, [&] {
+        for (StepOnGpu& step : own) step.ResetProgress();
+        for (StepOnGpu& step : own) {
+          Together(rank, step, places);
+          Exchange(rank, places);
+        }
+        rank.collectives->EndStep(*rank.stream);
+      });
+      for (int round = 0; round < kRounds; ++round) {
+        for (const StepOnGpu& step : own) step.PoisonOutputs();
+        for (int i = 0; i < kReplays; ++i) {
+          ASSERT_EQ(cudaGraphLaunch(graph, rank.cuda_stream()), cudaSuccess);
+        }
+        for (int i = 0; i < 2; ++i) own[i].ExpectColumnsOf(expected[i], "replayed");
+      }
+      EXPECT_TRUE(rank.collectives->Check().ok()) << rank.collectives->Check().message();
+      cudaGraphExecDestroy(graph);
+    });
+  }
+}
+
+TEST_P(CudaRankExpertsTest, ARankThatDoesNotComeIsNamed) {
+  MakeRanks(std::chrono::milliseconds(300));
+  const Layer layer(TileKind::kFp4, 1);
+  const Step step(2, 1);
+  const int missing = GetParam() - 1;
+  ranks_->OnAll([&](TestRank& rank) {
+    if (rank.collectives->rank() == missing) return;
+    const Places places(rank);
+    StepOnGpu own = OnRank(rank, layer, step, places);
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < 20; ++i) {  // the first waits, the others know
+      own.ResetProgress();
+      Together(rank, own, places);
+      rank.collectives->EndStep(*rank.stream);
+    }
+    ASSERT_TRUE(rank.stream->Synchronize().ok());
+    EXPECT_LT(Seconds(std::chrono::steady_clock::now() - begin), 2.0);
+    const Status status = rank.collectives->Check();
+    EXPECT_EQ(status.code(), StatusCode::kPeer);
+    EXPECT_NE(status.message().find("rank " + std::to_string(missing) + " (GPU"), std::string::npos)
+        << status.message();
+  });
+}
+
+// Then the two products are apart.
+TEST_P(CudaRankExpertsTest, ARankWithoutColumnsIsForTheGather) {
+  MakeRanks();
+  RankParts none = blocks_;
+  none.begin[1] = 0;
+  ranks_->OnAll([&](TestRank& rank) {
+    EXPECT_EQ(rank.collectives->GatherInExperts(none, columns_).peers.size, 1);
+    EXPECT_EQ(rank.collectives->GatherInExperts(blocks_, none).peers.size, 1);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaRankExpertsTest, testing::Values(2, 4),
+                         testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace fathom::comm
