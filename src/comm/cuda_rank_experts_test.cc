@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <set>
 
@@ -95,6 +96,7 @@ struct Layer {
 struct Step {
   int64_t tokens, rows, x_rows;
   int32_t num_tiles = 0;
+  int32_t num_groups = 0;  // of eight rows, of pairs in order
   std::vector<ExpertTile> tiles;
   std::vector<int32_t> pair_of;
   std::vector<float> pair_weight;
@@ -105,7 +107,7 @@ struct Step {
       : tokens(num_tokens),
         rows(kernels::MaxPairRows(num_tokens, kExperts, kChosen)),
         x_rows((num_tokens + 63) / 64 * 64),
-        pair_weight(static_cast<size_t>(rows)) {
+        pair_weight(static_cast<size_t>(rows), -1.0f) {
     std::mt19937 random(seed);
     std::vector<std::vector<int64_t>> pairs_of(kExperts);  // of each expert
     for (int64_t t = 0; t < tokens; ++t) {
@@ -116,26 +118,13 @@ struct Step {
         pair_of.push_back(0);
       }
     }
-    const bool direct = tokens <= kernels::kDirectTokens;
-    const int tile_rows = kernels::ExpertTileRows(tokens);
-    auto group = static_cast<int32_t>(direct ? 1 : x_rows / 8);
-    for (int32_t e = 0; e < kExperts; ++e) {
-      const auto& pairs = pairs_of[static_cast<size_t>(e)];
-      if (pairs.empty()) continue;
-      const auto count = static_cast<int32_t>(pairs.size());
-      for (int32_t i = 0; i < (direct ? 1 : count); i += tile_rows) {
-        const int32_t at = group + i / 8;
-        tiles.push_back({e, direct ? 0 : at, at,
-                         direct ? static_cast<int32_t>(tokens) : std::min(tile_rows, count - i)});
-      }
-      for (int32_t i = 0; i < count; ++i) {
-        const int64_t pair = pairs[static_cast<size_t>(i)];
-        const auto row = static_cast<int32_t>(group * 8 + (direct ? pair / kChosen : i));
-        pair_of[static_cast<size_t>(pair)] = row;
-        pair_weight[static_cast<size_t>(row)] = static_cast<float>(1 + random() % 8) / 8;
-      }
-      group += direct ? 1 : (count + 7) / 8;
-    }
+    const auto add_pair = [&](int64_t pair, int32_t row) {
+      pair_of[static_cast<size_t>(pair)] = row;
+      pair_weight[static_cast<size_t>(row)] = static_cast<float>(1 + random() % 8) / 8;
+    };
+    const auto place = tokens <= kernels::kDirectTokens ? &Step::PlaceDirect : &Step::PlaceInOrder;
+    for (int32_t e = 0; e < kExperts; ++e)
+      (this->*place)(e, pairs_of[static_cast<size_t>(e)], add_pair);
     num_tiles = static_cast<int32_t>(tiles.size());
     const auto fill = [&random](std::vector<uint8_t>& codes, std::vector<float>& scales,
                                 int64_t num_rows) {
@@ -146,6 +135,37 @@ struct Step {
     };
     fill(x, x_scales, x_rows);
     fill(gathered, gathered_scales, rows);
+  }
+
+  using AddPair = std::function<void(int64_t pair, int32_t row)>;
+  // Whatever eight tokens one of which chose the expert: a group of their own.
+  void PlaceDirect(int32_t expert, const std::vector<int64_t>& pairs, const AddPair& add_pair) {
+    const auto groups = static_cast<int32_t>((tokens + 7) / 8);
+    for (int32_t g = 0; g < groups; ++g) {
+      const auto group = groups + static_cast<int32_t>(tiles.size());
+      bool is_used = false;
+      for (const int64_t pair : pairs) {
+        const int64_t token = pair / kChosen;
+        if (token / 8 != g) continue;
+        add_pair(pair, static_cast<int32_t>(group * 8 + token % 8));
+        is_used = true;
+      }
+      if (!is_used) continue;
+      tiles.push_back(
+          {expert, g, group, static_cast<int32_t>(std::min<int64_t>(8, tokens - g * 8))});
+    }
+  }
+  // Whole groups, in the order of the tokens.
+  void PlaceInOrder(int32_t expert, const std::vector<int64_t>& pairs, const AddPair& add_pair) {
+    const int tile_rows = kernels::ExpertTileRows(tokens);
+    const auto group = static_cast<int32_t>(x_rows / 8 + num_groups);
+    const auto count = static_cast<int32_t>(pairs.size());
+    for (int32_t i = 0; i < count; i += tile_rows) {
+      const int32_t at = group + i / 8;
+      tiles.push_back({expert, at, at, std::min(tile_rows, count - i)});
+    }
+    for (int32_t i = 0; i < count; ++i) add_pair(pairs[static_cast<size_t>(i)], group * 8 + i);
+    num_groups += (count + 7) / 8;
   }
 
   // Rows that somebody reads.
@@ -358,7 +378,7 @@ TEST_P(CudaRankExpertsTest, OneLaunchHasTheBitsOfOneGpu) {
   MakeRanks();
   for (const TileKind kind : {TileKind::kFp4, TileKind::kFp8}) {
     const Layer layer(kind, 1);
-    for (const int64_t tokens : {1, 2, 5, 8, 9, 40, 200, 512}) {
+    for (const int64_t tokens : {1, 2, 5, 8, 9, 12, 13, 40, 200, 512}) {
       const Step step(tokens, static_cast<uint32_t>(tokens));
       std::vector<uint16_t> expected;
       ranks_->OnAll([&](TestRank& rank) {

@@ -114,18 +114,4 @@ __device__ __forceinline__ void AwaitFlag(const PeerView& peers, const uint64_t*
   } while (seen < number && patience.Wait());
 }
 
-// Two flags side by side, at a multiple of 16 bytes, of one rank. The thread's writes and copies
-// behind it see what was written before either was raised.
-__device__ __forceinline__ void AwaitTwoFlags(const PeerView& peers, const uint64_t* flags,
-                                              uint64_t number, int from) {
-  Patience patience(peers, from);
-  uint64_t first, second;
-  do {
-    asm volatile("ld.acquire.sys.global.v2.u64 {%0, %1}, [%2];"
-                 : "=l"(first), "=l"(second)
-                 : "l"(flags)
-                 : "memory");
-  } while ((first < number || second < number) && patience.Wait());
-}
-
 }  // namespace fathom::kernels

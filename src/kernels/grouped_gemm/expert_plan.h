@@ -24,7 +24,7 @@ struct ExpertPlan {
   int32_t* num_tiles = nullptr;
   ExpertTile* tiles = nullptr;   // [MaxExpertTiles]
   int32_t* pair_of = nullptr;    // [num_tokens, k]: the row of each choice
-  float* pair_weight = nullptr;  // [rows]; 1 for the shared expert
+  float* pair_weight = nullptr;  // [rows]; of no pair: negative. Not read of the shared expert
   // [NumProgress], zero: how far a step of decodes has come (experts_stream_cuda.h).
   int32_t* progress = nullptr;
 };
@@ -76,8 +76,8 @@ constexpr int64_t NumProgress(int64_t num_tokens, int num_experts, int num_chose
   return 1 + NumSharedTiles(num_tokens) + MaxExpertTiles(num_tokens, num_experts, num_chosen);
 }
 // Flags of such a step on ranks (experts_cuda.h, ExpertRank): of each tile and 128 of the columns
-// of the intermediate activations, one for each of the four warps that write them.
-inline constexpr int kArrivalsOfBlock = 4;
+// of the intermediate activations, one for each of the two blocks that write them.
+inline constexpr int kArrivalsOfBlock = 2;
 constexpr int64_t NumArrivals(int64_t num_tokens, int num_experts, int num_chosen,
                               int64_t intermediate) {
   return (NumProgress(num_tokens, num_experts, num_chosen) - 1) * (intermediate / 128) *

@@ -7,8 +7,9 @@
 //   4 warpgroups  multiply: two for each row tile, taking turns by column blocks;
 //   warp 16       deals the items out and fetches their weights as far ahead as the ring allows;
 //   warp 17       fetches the rest, activations and FP8 scales, as soon as they are complete;
-//   warps 18, 19  add up the two halves of an item's sums and write what becomes of them, while
-//                 the others are at the next item.
+//   warp 18       adds up the two halves of an item's sums and writes what becomes of them, while
+//                 the others are at the next item;
+//   warp 19       tells other blocks what is written, when it has arrived everywhere.
 #pragma once
 
 #include "kernels/gemm/stream_products.cuh"
@@ -51,8 +52,7 @@ class ExpertStream {
   static constexpr int kScales = 2 * kFp8Blocks;        // of the FP8 weights of a stage
   static constexpr int kRows = 128;
   static constexpr int kConsumers = 512;
-  static constexpr int kWriterWarps = 2;
-  static constexpr int kThreads = kConsumers + 64 + kWriterWarps * 32;
+  static constexpr int kThreads = kConsumers + 4 * 32;
   static constexpr int kWeightBytes = 2 * kFp4Blocks * 4352;
   static constexpr int kXScales = 4 * kN;  // of either kind
   static constexpr int kXBytes = kXScales * 128;
@@ -83,7 +83,7 @@ class ExpertStream {
       }
       for (int i = 0; i < 2; ++i) {
         BarrierInit(&s_.inbox_full[i], kConsumers / 32);
-        BarrierInit(&s_.inbox_empty[i], kWriterWarps);
+        BarrierInit(&s_.inbox_empty[i], 1);
       }
       BarrierInitFence();
     }
@@ -176,10 +176,10 @@ class ExpertStream {
     }
   }
 
-  // Warps 18 and 19, for each item: writer.Begin(item) before its sums are there,
+  // Warp 18, for each item: writer.Begin(item) before its sums are there,
   // writer.Finish(item, inbox) when they are.
   template <typename Writer>
-  __device__ void Write(Writer writer) {
+  __device__ void Write(Writer& writer) {
     for (int i = 0;; ++i) {
       const ExpertItem& item = Take(i);
       if (item.num_blocks == 0) return;

@@ -74,11 +74,12 @@ class ExpertItems {
       return GateUp(item / work_.deal.items_of_tile, item % work_.deal.items_of_tile);
     }
     if (!work_.down) return {};
-    if (taken_ < 0) TakeNext();
-    const int mine = __shfl_sync(0xffffffffu, taken_, 0);
     const auto parts = static_cast<int>(work_.down_rows / 128);
-    if (mine >= num_tiles_ * parts) return {};
-    TakeNext();  // while this one is fetched
+    const int most = MostDown(num_tiles_ * parts);
+    if (num_down_++ == 0) TakeNext();
+    const int mine = __shfl_sync(0xffffffffu, taken_, 0);
+    if (mine >= num_tiles_ * parts || num_down_ > most) return {};
+    if (num_down_ < most) TakeNext();  // while this one is fetched
     return Down(DownTile(mine / parts), mine % parts);
   }
 
@@ -90,6 +91,12 @@ class ExpertItems {
     num_tiles_ = work_.shared_tiles + *p_.plan.num_tiles;
   }
 
+  // Items of the second product that a block takes, of `count`: it takes them before it has time
+  // for them, and few should not be a few blocks'.
+  __device__ static int MostDown(int count) {
+    const int share = (count + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+    return share + share / 4;
+  }
   __device__ void TakeNext() {
     taken_ = 0;
     if (threadIdx.x % 32 == 0) taken_ = atomicAdd(p_.plan.progress, 1);
@@ -156,7 +163,8 @@ class ExpertItems {
   const int cluster_, rank_, num_shared_;
   int next_ = 0;
   int num_tiles_ = -1;  // not known yet
-  int taken_ = -1;      // lane 0: of the second product; none yet
+  int num_down_ = 0;    // that it asked for, of the second product
+  int taken_ = 0;       // lane 0: the next of those
   int tile_index_ = -1;
   ExpertTile tile_;  // that one
 };
@@ -169,8 +177,8 @@ struct Largest {
   uint64_t full[2];
 };
 
-// Which columns of a tile of t are complete, told by the warps that write them to those that fetch
-// them: two warps of each of two blocks have a part of every token and 128 columns.
+// Which columns of a tile of t are complete, told to the warps that fetch them by the two blocks
+// that have written 128 columns.
 //
 // One GPU, or a launch of one product: a counter a tile.
 class OwnProgress {
@@ -182,16 +190,15 @@ class OwnProgress {
   __device__ void Store(U* to, U value) const {
     *to = value;
   }
-  // By a warp that has stored its part of an item.
-  __device__ void Tell(const ExpertItem& item) const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ReleaseAdd(Counter(item), 1);
+  // By a warp: this block has stored its part of 128 columns of a tile.
+  __device__ void Tell(int tile, int /*part*/) const {
+    if (threadIdx.x % 32 == 0) ReleaseAdd(Counter(tile), 1);
   }
   // By a warp, before it fetches t for an item of the second product.
   __device__ void Await(const ExpertItem& item) const {
     if (!work_.gate_up) return;  // the predecessor wrote it
     if (threadIdx.x % 32 == 0) {
-      while (AcquireLoad(Counter(item)) < work_.deal.items_of_tile * kArrivalsOfBlock) {
+      while (AcquireLoad(Counter(item.tile)) < work_.deal.items_of_tile * kArrivalsOfBlock) {
       }
     }
     __syncwarp();
@@ -199,15 +206,13 @@ class OwnProgress {
   }
 
  private:
-  __device__ int32_t* Counter(const ExpertItem& item) const {
-    return p_.plan.progress + 1 + item.tile;
-  }
+  __device__ int32_t* Counter(int tile) const { return p_.plan.progress + 1 + tile; }
 
   const CudaExpertParams& p_;
   const Work& work_;
 };
 
-// Ranks: each writes its columns to all of them, then, for every item and warp, a flag that only
+// Ranks: each writes its columns to all of them, then, for every item and block, a flag that only
 // grows, the number of the exchange. No rank waits before its own first product is done, so every
 // one comes to its end; and every launch waits for each rank, as an exchange does
 // (collective/peer_view.h).
@@ -224,20 +229,15 @@ class RankProgress {
   __device__ void Store(U* to, U value) const {
     for (int rank = 0; rank < peers_.size; ++rank) *There(to, rank) = value;
   }
-  __device__ void Tell(const ExpertItem& item) const {
-    const int warp = static_cast<int>(threadIdx.x) / 32 % 2,
-              lane = static_cast<int>(threadIdx.x) % 32;
-    const int half = static_cast<int>(blockIdx.x) % 2;
-    __syncwarp();
-    if (lane >= peers_.size) return;
-    RaiseFlag(There(Flags(item, item.part * 2 + half) + warp, lane), number_);
+  __device__ void Tell(int tile, int part) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32, half = static_cast<int>(blockIdx.x) % 2;
+    if (lane < peers_.size) RaiseFlag(There(Flag(tile, part * 2 + half), lane), number_);
   }
   __device__ void Await(const ExpertItem& item) const {
-    // A lane has both flags of a block of the cluster, for 128 columns.
     for (int i = static_cast<int>(threadIdx.x) % 32; i < num_blocks_ * 2; i += 32) {
       int owner = 0;
       while (i / 2 >= blocks_.begin[owner + 1]) ++owner;
-      AwaitTwoFlags(peers_, Flags(item, i), number_, owner);
+      AwaitFlag(peers_, Flag(item.tile, i), number_, owner);
     }
     __syncwarp();
     FenceAsyncProxy();
@@ -250,8 +250,8 @@ class RankProgress {
     const int64_t offset = reinterpret_cast<std::byte*>(own) - peers_.memory[peers_.rank];
     return reinterpret_cast<U*>(peers_.memory[rank] + offset);
   }
-  __device__ uint64_t* Flags(const ExpertItem& item, int half_block) const {
-    return arrived_ + (int64_t{item.tile} * num_blocks_ * 2 + half_block) * 2;
+  __device__ uint64_t* Flag(int tile, int half_block) const {
+    return arrived_ + int64_t{tile} * num_blocks_ * 2 + half_block;
   }
 
   const PeerView& peers_;
@@ -261,33 +261,57 @@ class RankProgress {
   const uint64_t number_;
 };
 
+// What the warp that writes hands over to the one that tells others: two items in turn.
+struct Written {
+  int tile[2], part[2];
+  uint64_t full[2], empty[2];
+
+  template <typename Progress>
+  __device__ void TellAll(const Progress& progress) {
+    for (int n = 0;; ++n) {
+      BarrierWait(&full[n & 1], n / 2 & 1);
+      if (tile[n & 1] < 0) return;
+      progress.Tell(tile[n & 1], part[n & 1]);
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) BarrierArrive(&empty[n & 1]);
+    }
+  }
+};
+
 // The first product's sums become t = b(weight * silu(gate) * up) of this block's 64 columns, as
-// FP8; the second one's rows of y. Two warps, every second token each.
+// FP8; the second one's rows of y. One warp; rows of no pair are left out.
 template <typename Stream, typename Progress>
 class ExpertWriter {
  public:
   static constexpr int kTokens = Stream::kFp8Tokens;
 
   __device__ ExpertWriter(const CudaExpertParams& p, const Progress& progress,
-                          Largest<kTokens>& largest)
-      : p_(p), progress_(progress), largest_(largest), rank_(static_cast<int>(blockIdx.x) % 2) {}
+                          Largest<kTokens>& largest, Written& written)
+      : p_(p),
+        progress_(progress),
+        largest_(largest),
+        written_(written),
+        rank_(static_cast<int>(blockIdx.x) % 2) {}
 
   __device__ void Begin(const ExpertItem& item) {
-    const bool weighted = !item.is_down && item.expert != kSharedExpert && lane() < item.num_tokens;
+    const bool exists = lane() < item.num_tokens, weighted = exists && item.expert != kSharedExpert;
     weight_ = weighted ? p_.plan.pair_weight[item.pair_group * 8 + lane()] : 1.0f;
+    tokens_ = __ballot_sync(0xffffffffu, exists && !(weight_ < 0));
   }
   __device__ void Finish(const ExpertItem& item, typename Stream::Inbox& inbox) {
     item.is_down ? WriteOutputs(item, inbox) : WriteIntermediate(item, inbox);
   }
+  // Once, behind the last item.
+  __device__ void End() { HandOver(-1, 0); }
 
  private:
-  __device__ static int warp() { return static_cast<int>(threadIdx.x) / 32 % 2; }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
   __device__ void WriteOutputs(const ExpertItem& item, const typename Stream::Inbox& inbox) const {
     const int column = 4 * lane();
     __nv_bfloat16* const y = p_.outputs(item.expert == kSharedExpert);
-    for (int token = warp(); token < item.num_tokens; token += 2) {
+    for (uint32_t left = tokens_; left != 0; left &= left - 1) {
+      const int token = __ffs(static_cast<int>(left)) - 1;
       const float2 a = Stream::Sum(inbox, token, column), b = Stream::Sum(inbox, token, column + 2);
       const int64_t pair = int64_t{item.pair_group} * 8 + token;
       *reinterpret_cast<uint2*>(y + pair * p_.y_stride + item.part * 128 + column) = {
@@ -299,7 +323,8 @@ class ExpertWriter {
     auto& largest = largest_.of[items_ & 1];
     uint64_t* const full = &largest_.full[items_ & 1];
 #pragma unroll 2
-    for (int token = warp(); token < item.num_tokens; token += 2) {
+    for (uint32_t left = tokens_; left != 0; left &= left - 1) {
+      const int token = __ffs(static_cast<int>(left)) - 1;
       const float weight = __shfl_sync(0xffffffffu, weight_, token);
       const float2 gate = Stream::Sum(inbox, token, 2 * lane());
       const float2 up = Stream::Sum(inbox, token, 64 + 2 * lane());
@@ -312,10 +337,10 @@ class ExpertWriter {
     __syncwarp();
     if (lane() < 2) BarrierArriveAt(full, static_cast<uint32_t>(lane()));
     BarrierWaitCluster(full, items_ / 2 & 1);
-    ++items_;
     const int column = item.part * 128 + rank_ * 64 + 2 * lane();
 #pragma unroll 2
-    for (int token = warp(); token < item.num_tokens; token += 2) {
+    for (uint32_t left = tokens_; left != 0; left &= left - 1) {
+      const int token = __ffs(static_cast<int>(left)) - 1;
       const uint32_t scale = Fp8Scale(fmaxf(largest[0][token], largest[1][token]));
       const float inverse = Ue8m0Inverse(scale);
       const float2 v = *Value(inbox, token);
@@ -328,7 +353,16 @@ class ExpertWriter {
       }
     }
     FenceAsyncProxy();
-    progress_.Tell(item);
+    HandOver(item.tile, item.part);
+    ++items_;
+  }
+  __device__ void HandOver(int tile, int part) {
+    const int n = items_ & 1;
+    __syncwarp();
+    if (lane() != 0) return;
+    if (items_ >= 2) BarrierWait(&written_.empty[n], (items_ / 2 - 1) & 1);
+    written_.tile[n] = tile, written_.part[n] = part;
+    BarrierArrive(&written_.full[n]);
   }
   // What this thread keeps there of its own sums.
   __device__ static float2* Value(typename Stream::Inbox& inbox, int token) {
@@ -338,9 +372,11 @@ class ExpertWriter {
   const CudaExpertParams& p_;
   const Progress& progress_;
   Largest<kTokens>& largest_;
+  Written& written_;
   const int rank_;
-  int items_ = 0;     // of the first product, so far
-  float weight_ = 1;  // of the token that is this lane's number
+  int items_ = 0;        // of the first product, so far
+  float weight_ = 1;     // of the token that is this lane's number
+  uint32_t tokens_ = 0;  // of an item, a bit each: those that are written
 };
 
 // Progress: OwnProgress; or RankProgress, of `rank`.
@@ -351,8 +387,12 @@ __global__ void __launch_bounds__((ExpertStream<kN, kStages>::kThreads), 1)
   using Stream = ExpertStream<kN, kStages>;
   extern __shared__ __align__(1024) std::byte shared[];
   __shared__ Largest<Stream::kFp8Tokens> largest;
+  __shared__ Written written;
   if (threadIdx.x == 0) {
-    for (auto& barrier : largest.full) BarrierInit(&barrier, 2 * Stream::kWriterWarps);
+    for (auto& barrier : largest.full) BarrierInit(&barrier, 2);
+    for (auto* const barriers : {written.full, written.empty}) {
+      for (int i = 0; i < 2; ++i) BarrierInit(&barriers[i], 1);
+    }
   }
   Stream stream(*reinterpret_cast<typename Stream::Shared*>(shared));
   stream.Init();
@@ -369,12 +409,18 @@ __global__ void __launch_bounds__((ExpertStream<kN, kStages>::kThreads), 1)
     stream.FetchActivations([&progress](const ExpertItem& item) {
       if (item.is_down) progress.Await(item);
     });
-  } else {
+  } else if (warp == 18) {
     const Progress progress(p, work, rank);
     WaitForPredecessor();
     ClusterWait();  // the other block has made its barriers
-    stream.Write(ExpertWriter<Stream, Progress>(p, progress, largest));
+    ExpertWriter<Stream, Progress> writer(p, progress, largest, written);
+    stream.Write(writer);
+    writer.End();
     return;
+  } else {
+    const Progress progress(p, work, rank);
+    WaitForPredecessor();
+    written.TellAll(progress);
   }
   ClusterWait();
 }

@@ -289,7 +289,7 @@ class DirectPlan {
     const int most_tiles = MaxDirectTiles(tokens_, p_.num_experts, p_.num_chosen);
 #pragma unroll 1
     for (int row = thread(); row < most_tiles * 8; row += kDirectThreads) {
-      p_.plan.pair_weight[kGroups * 8 + row] = 0;
+      p_.plan.pair_weight[kGroups * 8 + row] = -1;
     }
 #pragma unroll 1
     for (int n = thread(); n < 2 + most_tiles; n += kDirectThreads) p_.plan.progress[n] = 0;
