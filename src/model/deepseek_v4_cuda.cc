@@ -40,6 +40,9 @@ using kernels::Launch;
 
 // Captured steps that are kept, some 2 MB each: of up to 64 sequences at contexts of any length.
 constexpr size_t kMaxGraphs = 128;
+// Of so many columns of wo_a's output, all ranks' together, and more, the output products are split
+// by columns for the few rows that a rank of eight has of them.
+constexpr int64_t kManyGroupedColumns = 16384;
 
 class CudaModel final : public DeepSeekV4 {
  public:
@@ -458,7 +461,8 @@ class CudaModel final : public DeepSeekV4 {
     kernels::CudaGemmParams first{.num_problems = 1,
                                   .num_tokens = tokens,
                                   .prefill = step.prefill,
-                                  .mirrors = ranks_.MirrorsOf(step)};
+                                  .mirrors = ranks_.MirrorsOf(step),
+                                  .few_rows = part.wo_b.cols >= kManyGroupedColumns};
     const bool is_share = step.is_share();  // then all columns are this rank's
     first.problems[0] = {.w = part.wo_a,
                          .x_fp8 = {},

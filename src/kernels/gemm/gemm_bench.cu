@@ -37,6 +37,7 @@ struct Product {
   const char* name;
   std::vector<Matrix> matrices;
   bool is_split;  // over ranks, by rows
+  bool has_few_rows = false;
 };
 
 const std::vector<Product> kProducts = {
@@ -53,13 +54,18 @@ const std::vector<Product> kProducts = {
     {"query 128", {{TileKind::kFp8, 32768, 1024}}, true},
     {"grouped", {{TileKind::kFp8AsBf16, 8192, 4096, 8, GemmOutput::kFp8Tiles}}, true},
     {"output", {{TileKind::kFp8, 4096, 8192}}, true},
+    {"gate", {{TileKind::kBf16, 256, 4096, 1, GemmOutput::kF32}}, false, true},
+    {"gate, Pro", {{TileKind::kBf16, 384, 7168, 1, GemmOutput::kF32}}, false, true},
+    // Half of Pro's, so that a quarter is what a rank of eight has.
+    {"grouped, Pro", {{TileKind::kFp8AsBf16, 8192, 4096, 8, GemmOutput::kFp8Tiles}}, true, true},
+    {"output, Pro", {{TileKind::kFp8, 3584, 16384}}, true, true},
     {"head", {{TileKind::kBf16, 129280, 4096, 1, GemmOutput::kF32}}, true}};
 
 class Bench {
  public:
   Bench() {
     x_ = Memory(kMaxTokens * 32768 * 2);
-    scales_ = Memory(kMaxTokens * 64 * 4);
+    scales_ = Memory(kMaxTokens * 128 * 4);
     y_ = Memory(kMaxTokens * 129280 * 4);
   }
 
@@ -82,10 +88,11 @@ class Bench {
         p.output = m.output;
         p.y = y_, p.y_stride = rows;
         params.many_rows = m.rows > 100000;
+        params.few_rows = product.has_few_rows;
         bytes += static_cast<double>(size);
       }
     }
-    std::printf("%-10s 1/%d, %6.1f MB, floor %6.1f us:", product.name, ranks, bytes / 1e6,
+    std::printf("%-12s 1/%d, %6.1f MB, floor %6.1f us:", product.name, ranks, bytes / 1e6,
                 bytes / kBytesPerUs);
     for (const int64_t n : tokens) {
       for (CudaGemmParams& params : layers) {

@@ -44,6 +44,7 @@ struct CudaGemmParams {
   bool prefill = false;    // the same bits for any number of tokens
   Mirrors mirrors = {};    // of y, FP8 or BF16 in whole 128 columns; prefill of many tokens
   bool many_rows = false;  // even of a rank: enough for all multiprocessors without split columns
+  bool few_rows = false;   // of a rank, or of all: columns are split as far as pays
 };
 
 // The rows that x tiles must hold for a number of tokens: what a block may read. Rows past

@@ -125,7 +125,8 @@ class GemmCudaTest : public CudaTest {
 
   // The bits of y, row after row of all tokens, of the matrix cut into `parts` by its rows: what as
   // many tensor ranks compute.
-  std::vector<uint8_t> RowBits(const Case& c, const Problem& p, int64_t tokens, int parts) {
+  std::vector<uint8_t> RowBits(const Case& c, const Problem& p, int64_t tokens, int parts,
+                               bool few_rows) {
     const int64_t rows = c.rows / parts, padded = PaddedTokens(tokens);
     std::vector<uint8_t> bits;
     for (int i = 0; i < parts; ++i) {
@@ -139,7 +140,8 @@ class GemmCudaTest : public CudaTest {
       const device::Buffer scales = Poisoned(padded * rows / 128 * 4);
       part.y = y.data(), part.y_stride = rows;
       part.y_fp8 = {As<uint8_t>(y), As<float>(scales), padded / 8};
-      Launch({.problems = {part}, .num_problems = 1, .num_tokens = tokens}, *gpu_stream_);
+      Launch({.problems = {part}, .num_problems = 1, .num_tokens = tokens, .few_rows = few_rows},
+             *gpu_stream_);
       const auto bytes = Download<uint8_t>(y), scale_bytes = Download<uint8_t>(scales);
       for (int64_t n = 0; n < rows; ++n) {
         for (int64_t t = 0; t < tokens; ++t) {
@@ -158,12 +160,12 @@ class GemmCudaTest : public CudaTest {
     return bits;
   }
 
-  void ExpectSameOnAnyNumberOfRanks(const Case& c) {
+  void ExpectSameOnAnyNumberOfRanks(const Case& c, bool few_rows = false) {
     for (const int64_t tokens : {1, 9, 32, 33, 64, 65, 128, 129, 300, 511, 512}) {
       const Problem p = Make(c, tokens, 5);
-      const std::vector<uint8_t> whole = RowBits(c, p, tokens, 1);
+      const std::vector<uint8_t> whole = RowBits(c, p, tokens, 1, few_rows);
       for (const int parts : {2, 4}) {
-        EXPECT_TRUE(RowBits(c, p, tokens, parts) == whole)
+        EXPECT_TRUE(RowBits(c, p, tokens, parts, few_rows) == whole)
             << tokens << " tokens, " << parts << " parts, kind " << static_cast<int>(c.kind);
       }
     }
@@ -206,12 +208,12 @@ class GemmCudaTest : public CudaTest {
     }
   }
 
-  void Check(const std::vector<Case>& cases, int64_t tokens) {
+  void Check(const std::vector<Case>& cases, int64_t tokens, bool few_rows = false) {
     std::vector<Problem> problems;
     for (size_t i = 0; i < cases.size(); ++i) {
       problems.push_back(Make(cases[i], tokens, static_cast<uint32_t>(7 * i + 1)));
     }
-    CudaGemmParams params;
+    CudaGemmParams params{.few_rows = few_rows};
     for (const Problem& p : problems) params.problems[params.num_problems++] = p.gemm;
     params.num_tokens = tokens;
     Launch(params, *gpu_stream_);
@@ -234,6 +236,14 @@ TEST_F(GemmCudaTest, Bf16TimesBf16) {
   for (const int64_t tokens : kTokenCounts) {
     Check({{TileKind::kBf16, 4, 256, 1, GemmOutput::kF32}}, tokens);
     Check({{TileKind::kBf16, 320, 1024, 1, GemmOutput::kF32}}, tokens);
+  }
+}
+
+TEST_F(GemmCudaTest, FewRows) {
+  for (const int64_t tokens : {1, 9, 33, 128, 200}) {
+    Check({{TileKind::kFp8, 192, 2048}}, tokens, /*few_rows=*/true);
+    Check({{TileKind::kBf16, 320, 2048, 1, GemmOutput::kF32}}, tokens, /*few_rows=*/true);
+    Check({{TileKind::kFp8AsBf16, 256, 2048, 2, GemmOutput::kFp8Tiles}}, tokens, /*few_rows=*/true);
   }
 }
 
@@ -264,6 +274,9 @@ TEST_F(GemmCudaTest, PrefillGivesATokenTheSameBitsInEveryStep) {
 TEST_F(GemmCudaTest, ARanksRowsHaveTheBitsOfTheWholeMatrix) {
   ExpectSameOnAnyNumberOfRanks({TileKind::kFp8, 512, 1024});
   ExpectSameOnAnyNumberOfRanks({TileKind::kFp8, 256, 4096});
+  ExpectSameOnAnyNumberOfRanks({TileKind::kFp8, 512, 4096}, /*few_rows=*/true);
+  ExpectSameOnAnyNumberOfRanks({TileKind::kFp8AsBf16, 512, 2048, 4, GemmOutput::kFp8Tiles},
+                               /*few_rows=*/true);
   ExpectSameOnAnyNumberOfRanks({TileKind::kBf16, 256, 4096, 1, GemmOutput::kF32});
   ExpectSameOnAnyNumberOfRanks({TileKind::kFp8AsBf16, 512, 2048, 4, GemmOutput::kFp8Tiles});
 }

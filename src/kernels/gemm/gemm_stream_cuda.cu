@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <type_traits>
 #include <vector>
 
@@ -176,7 +177,10 @@ int ColumnSplit(const CudaGemmParams& params) {
   if (params.many_rows) return 1;
   int64_t most = 0;
   for (int i = 0; i < params.num_problems; ++i) most = std::max(most, params.problems[i].w.cols);
-  int split = most < 2048 ? 1 : most < 4096 || kWide || kN > 32 ? 2 : 4;
+  int split = most < 2048                       ? 1
+              : params.few_rows                 ? (kWide ? 4 : 8)
+              : most < 4096 || kWide || kN > 32 ? 2
+                                                : 4;
   const auto gives_all_columns = [&](const GemmProblem& p) {
     return (split - 1) * BlocksEach(p, split) < p.w.col_blocks();
   };
@@ -262,9 +266,9 @@ void Run(const CudaGemmParams& params, device::Stream& stream) {
                                  sizeof(typename Stream::Shared));
     return std::clamp(most, 1, kMultiprocessors / split);
   };
-  static const int kMost[] = {max_clusters(1), max_clusters(2), max_clusters(4)};
+  static const int kMost[] = {max_clusters(1), max_clusters(2), max_clusters(4), max_clusters(8)};
   const int split = ColumnSplit<kN, kWide>(sorted);
-  const Deal deal = MakeDeal(sorted, kN, split, kMost[split / 2]);
+  const Deal deal = MakeDeal(sorted, kN, split, kMost[std::countr_zero(unsigned(split))]);
   LaunchClusters(GemmStreamKernel<kN, kWide>, static_cast<unsigned>(deal.num_clusters * deal.split),
                  static_cast<unsigned>(deal.split), Stream::kThreads,
                  sizeof(typename Stream::Shared), stream, sorted, deal);

@@ -631,7 +631,8 @@ void LaunchDirect(const CudaMoeRouteParams& p, device::Stream& stream) {
 }
 
 void LaunchGate(const CudaMoeRouteParams& p, device::Stream& stream) {
-  CudaGemmParams gate{.num_problems = 1, .num_tokens = p.num_tokens, .prefill = p.prefill};
+  CudaGemmParams gate{
+      .num_problems = 1, .num_tokens = p.num_tokens, .prefill = p.prefill, .few_rows = true};
   gate.problems[0] = {.w = p.gate,
                       .x_fp8 = {},
                       .x_bf16 = p.h,
