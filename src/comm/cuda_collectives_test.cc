@@ -481,6 +481,31 @@ TEST_P(CudaPeersTest, ABoundaryGathersItself) {
   }
 }
 
+TEST(CudaLoneRankTest, ExchangesNothingAndReadsFiniteValues) {
+  if (device::CountGpus() == 0) GTEST_SKIP() << "a GPU is needed";
+  auto lone = MakeLoneRank(1, 8, 0, kOptions);
+  ASSERT_TRUE(lone.ok()) << lone.status().message();
+  TestRanks ranks(CudaGroup{*lone});
+  ranks.OnAll([](TestRank& rank) {
+    std::byte* const shared = rank.collectives->shared_memory();
+    const kernels::CudaGatherTilesParams tiles{
+        .exchange = {},
+        .tiles = {reinterpret_cast<uint8_t*>(shared), reinterpret_cast<float*>(shared), 1},
+        .blocks = Parts(8, 16, 1),
+        .num_tokens = 8,
+        .num_rows = 8};
+    EXPECT_EQ(rank.collectives->rank(), 1);
+    EXPECT_EQ(rank.collectives->size(), 8);
+    ASSERT_TRUE(rank.collectives->GatherTiles(tiles, *rank.stream).ok());
+    rank.collectives->EndStep(*rank.stream);
+    for (const float value : rank.Download<float>(shared, kSharedBytes / 4)) {
+      ASSERT_TRUE(std::isfinite(value) && value != 0);
+    }
+    EXPECT_TRUE(rank.collectives->Check().ok());
+  });
+  EXPECT_EQ(MakeLoneRank(0, 9, 0, kOptions).status().code(), StatusCode::kDevice);
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, CudaPeersTest, testing::Values(2, kMaxRanks));
 
 }  // namespace

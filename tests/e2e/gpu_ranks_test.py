@@ -1,10 +1,12 @@
 """The built-in model on several GPUs has the bits of one, in every layout and whatever carries what they exchange, in one
 process or in one for each. Skipped without them."""
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
 
 import pytest
 
@@ -67,23 +69,45 @@ def test_every_layout_has_the_bits_of_one_gpu(num_gpus, flags, expected, tmp_pat
     assert answers(tmp_path, *flags.split()) == expected
 
 
-@pytest.mark.parametrize("flags", ["--tensor-parallel-size 2", "--pipeline-parallel-size 2",
-                                   "--data-parallel-size 2 --enable-expert-parallel"])
-def test_a_process_for_each_gpu_has_the_bits_of_one_gpu(flags, expected, tmp_path):
+@contextlib.contextmanager
+def a_process_for_each_gpu(folder, *flags: str) -> Iterator[list[ServerProcess]]:
     port, meeting = free_port(), free_port()
     command = [str(BINARY), "serve", str(MODEL), "--device", "cuda", "--max-model-len", "4096", "--port", str(port),
-               *flags.split()]
-    nodes = [ServerProcess(command, port, tmp_path / f"node{rank}.txt", {**SECRET, **torchrun(rank, meeting)})
+               *flags]
+    nodes = [ServerProcess(command, port, folder / f"node{rank}.txt", {**SECRET, **torchrun(rank, meeting)})
              for rank in range(2)]
     try:
         nodes[0].wait_until_ready(60)
-        assert ask(port) == expected
-        os.kill(nodes[0].process.pid, signal.SIGTERM)
-        assert [node.ended() for node in nodes] == [0, 0], nodes[1].log.read_text()
+        yield nodes
     finally:
         for node in nodes:
             if node.process.poll() is None:
                 os.killpg(node.process.pid, signal.SIGKILL)
+
+
+TWO_GPUS = ["--tensor-parallel-size 2", "--pipeline-parallel-size 2", "--data-parallel-size 2 --enable-expert-parallel"]
+
+
+@pytest.mark.parametrize("flags", TWO_GPUS)
+def test_a_process_for_each_gpu_has_the_bits_of_one_gpu(flags, expected, tmp_path):
+    with a_process_for_each_gpu(tmp_path, *flags.split()) as nodes:
+        assert ask(nodes[0].port) == expected
+        os.kill(nodes[0].process.pid, signal.SIGTERM)
+        assert [node.ended() for node in nodes] == [0, 0], nodes[1].log.read_text()
+
+
+@pytest.mark.skipif(count_gpus() < 2, reason="two GPUs are needed")
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("flags", TWO_GPUS)
+def test_a_process_that_dies_or_hangs_ends_the_group(flags, signal_number, tmp_path):
+    with a_process_for_each_gpu(tmp_path, *flags.split()) as nodes:
+        running = HttpClient(nodes[0].port).begin("/v1/chat/completions", {
+            "messages": [{"role": "user", "content": PROMPTS[1]}], "stream": True, "ignore_eos": True, "max_tokens": 3000})
+        assert running.recv(65536)
+        os.killpg(nodes[1].process.pid, signal_number)
+        assert nodes[0].ended() == 6, nodes[0].log.read_text()
+        line = [line for line in nodes[0].log.read_text().splitlines() if line.startswith("fathom: ")][-1]
+        assert "node 1" in line or "rank 1" in line
 
 
 def test_a_layout_that_gpus_do_not_run_is_one_line(expected):

@@ -1,8 +1,10 @@
 // bench load: from nothing to an engine that takes requests, as `fathom serve` does it, beside what
-// plain copies from pinned memory reach on the same link.
+// plain copies from pinned memory reach on the same links.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
+#include <vector>
 
 #include "apps/fathom/bench/bench.h"
 #include "apps/fathom/bench/report.h"
@@ -13,20 +15,31 @@
 namespace fathom::app {
 namespace {
 
-// Bytes a second from pinned host memory to the device, the best of a few copies.
-Result<double> LinkSpeed(device::Device& device) {
+// Bytes a second from pinned host memory to all devices at once, the best of a few copies.
+Result<double> LinkSpeed(const std::vector<SessionRank>& ranks) {
   constexpr int64_t kBytes = int64_t{256} << 20;
   constexpr int kCopies = 8;
+  struct Link {
+    device::Buffer host, memory;
+    std::unique_ptr<device::Stream> stream;
+  };
+  std::vector<Link> links;
+  for (const SessionRank& rank : ranks) {
+    Link& link = links.emplace_back();
+    ASSIGN_OR_RETURN(link.host, rank.device->AllocateHost(kBytes));
+    ASSIGN_OR_RETURN(link.memory, rank.device->Allocate(kBytes));
+    ASSIGN_OR_RETURN(link.stream, rank.device->MakeStream());
+  }
   const SystemClock clock;
-  ASSIGN_OR_RETURN(const device::Buffer host, device.AllocateHost(kBytes));
-  ASSIGN_OR_RETURN(const device::Buffer memory, device.Allocate(kBytes));
-  ASSIGN_OR_RETURN(const auto stream, device.MakeStream());
+  const double bytes = static_cast<double>(kBytes) * static_cast<double>(links.size());
   double best = 0;
   for (int i = 0; i < kCopies; ++i) {
     const TimePoint begin = clock.Now();
-    RETURN_IF_ERROR(stream->Copy(memory.data(), host.data(), kBytes));
-    RETURN_IF_ERROR(stream->Synchronize());
-    best = std::max(best, static_cast<double>(kBytes) / Seconds(clock.Now() - begin));
+    for (const Link& link : links) {
+      RETURN_IF_ERROR(link.stream->Copy(link.memory.data(), link.host.data(), kBytes));
+    }
+    for (const Link& link : links) RETURN_IF_ERROR(link.stream->Synchronize());
+    best = std::max(best, bytes / Seconds(clock.Now() - begin));
   }
   return best;
 }
@@ -50,7 +63,7 @@ Status RunBenchLoad(const LoadBenchOptions& options) {
   double link = 0, link_seconds = 0;
   if (on_gpu) {  // before the KV cache takes the rest of the memory
     const TimePoint link_begin = clock.Now();
-    ASSIGN_OR_RETURN(link, LinkSpeed(session.device()));
+    ASSIGN_OR_RETURN(link, LinkSpeed(session.ranks));
     link_seconds = Seconds(clock.Now() - link_begin);
   }
   const LoadTimes times = session.load_times;
@@ -59,7 +72,10 @@ Status RunBenchLoad(const LoadBenchOptions& options) {
   const double ready = Seconds(clock.Now() - begin) - link_seconds;
 
   const auto bytes = static_cast<double>(times.bytes);
-  fmt::print("{} onto {}\n", options.model.model, local->session().device().name());
+  const size_t num_ranks = local->session().ranks.size();
+  fmt::print("{} onto {}{}\n", options.model.model,
+             num_ranks > 1 ? fmt::format("{} x ", num_ranks) : "",
+             local->session().device().name());
   if (times.transfer_seconds > 0) {
     const double speed = bytes / times.transfer_seconds;
     fmt::print("weights   {} in {:.3f} s, {}/s{}\n", FormatBytes(bytes), times.transfer_seconds,
