@@ -337,6 +337,7 @@ TEST_P(CudaPeersTest, AReplayedChainOfGathersLosesNothing) {
   ranks.OnAll([&](TestRank& rank) {
     constexpr size_t kBytes = 2 * kMostTokens * kHidden * sizeof(BFloat16);
     CHECK_EQ(cudaMemset(rank.collectives->shared_memory(), 0, kBytes), cudaSuccess);
+    CHECK_EQ(cudaDeviceSynchronize(), cudaSuccess);  // before others write there
   });
   ranks.OnAll([&](TestRank& rank) {
     const int r = rank.collectives->rank();
