@@ -164,9 +164,10 @@ class CudaRanksTest : public testing::TestWithParam<Layout> {
     OnAll([&](size_t r) { actual[r] = Greedy(*ranks_[r], num_prompts, length); });
     for (size_t r = 0; r < ranks_.size(); ++r) {
       for (size_t i = 0; i < expected.size(); ++i) {
-        EXPECT_EQ(actual[r][i].token_ids, expected[i].token_ids) << "rank " << r << " prompt " << i;
+        EXPECT_EQ(actual[r][i].token_ids, expected[i].token_ids)
+            << "rank " << r << " prompt " << i << " of " << num_prompts;
         EXPECT_EQ(actual[r][i].logits.back(), expected[i].logits.back())
-            << "rank " << r << " prompt " << i;
+            << "rank " << r << " prompt " << i << " of " << num_prompts;
       }
     }
   }

@@ -44,13 +44,13 @@ def test_latency_of_decode_alone(tmp_path):
 def test_throughput_counts_all_tokens(tmp_path):
     results = tmp_path / "throughput.json"
     done = bench("throughput", str(MODEL), "--device", "cpu", "--num-prompts", "4", "--input-len", "32",
-                 "--output-len", "40", "--profile", "--output-json", str(results))
+                 "--output-len", "200", "--profile", "--output-json", str(results))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Throughput: ")
     assert "between two decode steps" in done.stdout and "aggregate decode" in done.stdout
     written = json.loads(results.read_text())
-    assert written["total_num_tokens"] == 4 * (32 + 40)
-    assert written["tokens_per_second"] == pytest.approx(written["output_tokens_per_second"] * 72 / 40)
+    assert written["total_num_tokens"] == 4 * (32 + 200)
+    assert written["tokens_per_second"] == pytest.approx(written["output_tokens_per_second"] * 232 / 200)
     assert written["between_steps_us"] > 0 and written["decode_step"]["p50_ms"] > 0
 
 
