@@ -13,6 +13,7 @@
 
 #include <algorithm>
 
+#include "kernels/gemm/ring_place.cuh"
 #include "kernels/gemm/stream_products.cuh"
 #include "kernels/gemm/weight_tiles.h"
 #include "kernels/launch.cuh"
@@ -205,15 +206,7 @@ class WeightStream {
   __device__ int split() const { return split_; }
 
  private:
-  // A stage of the ring, as a warp goes round it.
-  struct Place {
-    int index = 0;
-    uint32_t parity = 0;
-    bool first_round = true;
-    __device__ void Next() {
-      if (++index == kStages) index = 0, parity ^= 1, first_round = false;
-    }
-  };
+  using Place = RingPlace<kStages>;
   // What a lane of the warp that fetches activations copies for every stage of an item.
   struct Role {
     const std::byte* from;

@@ -12,6 +12,7 @@
 //   warp 19       tells other blocks what is written, when it has arrived everywhere.
 #pragma once
 
+#include "kernels/gemm/ring_place.cuh"
 #include "kernels/gemm/stream_products.cuh"
 #include "kernels/gemm/weight_tiles.h"
 #include "kernels/grouped_gemm/fp4_products.cuh"
@@ -200,15 +201,7 @@ class ExpertStream {
   }
 
  private:
-  // A stage of the ring, as a warp goes round it.
-  struct Place {
-    int index = 0;
-    uint32_t parity = 0;
-    bool first_round = true;
-    __device__ void Next() {
-      if (++index == kStages) index = 0, parity ^= 1, first_round = false;
-    }
-  };
+  using Place = RingPlace<kStages>;
 
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ static int warpgroup() { return static_cast<int>(threadIdx.x) / 128; }
