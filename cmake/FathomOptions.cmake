@@ -35,6 +35,9 @@ target_link_options(fathom_flags INTERFACE -Wl,-z,relro,-z,now)
 if(CMAKE_BUILD_TYPE STREQUAL "Release")
   target_compile_definitions(fathom_flags INTERFACE _FORTIFY_SOURCE=2)
 endif()
+if(FATHOM_SANITIZE_ADDRESS OR FATHOM_FUZZ)
+  target_compile_options(fathom_flags INTERFACE -UNDEBUG)  # libraries' asserts, too: no input may reach one
+endif()
 if(FATHOM_SANITIZE_ADDRESS)
   target_compile_options(fathom_flags INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=all
                                                 -fno-omit-frame-pointer)

@@ -10,8 +10,13 @@ namespace beast = boost::beast;
 namespace bhttp = boost::beast::http;
 
 namespace {
+// Before the request line; some clients leave one after a body.
+constexpr int kMaxEmptyLines = 2;
 // A chunk's size line with its extensions.
 constexpr size_t kMaxChunkHeaderBytes = 4096;
+// The shortest end of a chunked body. Beast asserts that all of it is there when it looks at a last
+// chunk for the second time.
+constexpr std::string_view kLastChunk = "0\r\n\r\n";
 }  // namespace
 
 // Receives Beast's events and keeps what they say.
@@ -127,9 +132,10 @@ size_t RequestParser::Feed(std::string_view bytes) {
   if (phase_ == Phase::kBody) return FeedBody(bytes);
   size_t skipped = 0;
   if (phase_ == Phase::kStart) {
-    // An empty line before the request line is what some clients leave after a body.
-    while (bytes.size() - skipped >= 2 && bytes.substr(skipped, 2) == "\r\n" && skipped < 4)
+    while (num_empty_lines_ < kMaxEmptyLines && bytes.substr(skipped, 2) == "\r\n") {
+      ++num_empty_lines_;
       skipped += 2;
+    }
     if (bytes.size() == skipped || bytes.substr(skipped) == "\r") return skipped;
     phase_ = Phase::kHeader;
   }
@@ -179,6 +185,8 @@ size_t RequestParser::FeedHeader(std::string_view bytes) {
   } else if (grammar_->is_header_done()) {
     CheckHeader();
     phase_ = grammar_->is_done() ? Phase::kDone : Phase::kBody;
+  } else if (end) {  // Beast waits for the rest of a request line that has none
+    Fail(400, "malformed HTTP request: the request line is cut short");
   }
   return used;
 }
@@ -191,6 +199,8 @@ void RequestParser::CheckHeader() {
 }
 
 size_t RequestParser::FeedBody(std::string_view bytes) {
+  const bool may_be_last_chunk = grammar_->chunked() && bytes.substr(0, 1) == "0";
+  if (may_be_last_chunk && bytes.size() < kLastChunk.size()) return 0;
   size_t used = 0;
   beast::error_code ec;
   while (used < bytes.size() && !grammar_->is_done()) {

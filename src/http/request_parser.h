@@ -55,6 +55,7 @@ class RequestParser {
   std::unique_ptr<Grammar> grammar_;
   Phase phase_ = Phase::kStart;
   std::optional<ParseError> error_;
+  int num_empty_lines_ = 0;
   size_t scanned_ = 0;        // bytes at the front of the next Feed that ScanHeader has seen
   int line_end_matched_ = 0;  // how many bytes of CR LF CR LF were just seen
   size_t header_bytes_ = 0;   // consumed by the grammar

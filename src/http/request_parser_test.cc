@@ -72,8 +72,10 @@ TEST(RequestParser, ReadsChunkedBodiesAndDropsTrailers) {
 }
 
 TEST(RequestParser, AcceptsAnEmptyChunkedBody) {
-  EXPECT_EQ(StatusOf("POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
-            200);
+  const std::string head = "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+  for (const std::string last_chunk : {"0\r\n\r\n", "00\r\n\r\n", "0;a\r\nX: 1\r\n\r\n"}) {
+    EXPECT_EQ(StatusOf(head + last_chunk), 200) << last_chunk;
+  }
 }
 
 TEST(RequestParser, StopsAtTheEndOfTheHeaderOnce) {
@@ -94,8 +96,11 @@ TEST(RequestParser, AcceptsHttp10WithoutHost) {
   EXPECT_FALSE(parser.keep_alive());
 }
 
-TEST(RequestParser, SkipsAnEmptyLineBeforeTheRequest) {
-  EXPECT_EQ(StatusOf("\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n"), 200);
+TEST(RequestParser, SkipsOneOrTwoEmptyLinesBeforeTheRequest) {
+  const std::string request = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+  EXPECT_EQ(StatusOf("\r\n" + request), 200);
+  EXPECT_EQ(StatusOf("\r\n\r\n" + request), 200);
+  EXPECT_EQ(StatusOf("\r\n\r\n\r\n" + request), 400);
 }
 
 TEST(RequestParser, RefusesWhatCouldSmuggleASecondRequest) {
@@ -127,7 +132,8 @@ TEST(RequestParser, RefusesMalformedRequests) {
   EXPECT_EQ(StatusOf("GET / HTTP/1.1\r\n\r\n"), 400);                     // no Host
   EXPECT_EQ(StatusOf("GET http://x/ HTTP/1.1\r\nHost: x\r\n\r\n"), 400);  // absolute form
   EXPECT_EQ(StatusOf("CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n"), 400);
-  EXPECT_EQ(StatusOf("GET /\r\n\r\n"), 400);                // HTTP/0.9
+  EXPECT_EQ(StatusOf("GET /\r\n\r\n"), 400);  // HTTP/0.9
+  EXPECT_EQ(StatusOf("GET / H\r\n\r\n"), 400);
   EXPECT_EQ(StatusOf("GET / HTTP/1.1\nHost: x\n\n"), 400);  // bare LF
   EXPECT_EQ(StatusOf("GET / HTTP/1.1\r\nHost: x\nA: b\r\n\r\n"), 400);
   EXPECT_EQ(StatusOf(std::string("GET / HTTP/1.1\r\nHost: x\r\nA: \0\r\n\r\n", 36)), 400);
