@@ -384,7 +384,8 @@ void AddBenchThroughput(CLI::App* bench, Run* run) {
   command->add_option("--temperature", options.temperature, "0: greedy (default 1)")
       ->check(CLI::Range(0.0, 2.0));
   command->add_flag("--profile", options.profile,
-                    "also what lies between two decode steps of all requests");
+                    "also the steps' times, and what lies between two decode steps of all "
+                    "requests (not with stages)");
   AddOutputJson(command, &options.output_json);
   command->callback([run] { *run = [] { return RunBenchThroughput(options); }; });
 }

@@ -41,10 +41,11 @@ def test_latency_of_decode_alone(tmp_path):
     assert "prefill" not in written["cases"][0] and written["cases"][0]["decode"]["median_ms"] > 0
 
 
-def test_throughput_counts_all_tokens(tmp_path):
+@pytest.mark.parametrize("layout", [[], ["--data-parallel-size", "2"]])
+def test_throughput_counts_all_tokens(layout, tmp_path):
     results = tmp_path / "throughput.json"
     done = bench("throughput", str(MODEL), "--device", "cpu", "--num-prompts", "4", "--input-len", "32",
-                 "--output-len", "200", "--profile", "--output-json", str(results))
+                 "--output-len", "200", "--profile", "--output-json", str(results), *layout)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Throughput: ")
     assert "between two decode steps" in done.stdout and "aggregate decode" in done.stdout
@@ -76,6 +77,10 @@ def test_load_says_how_long_until_ready(tmp_path):
     (["latency", "tiny", "--load-format", "dummy", "--only-rank", "0", "--tensor-parallel-size", "2",
       "--device", "cpu"], 2, "--only-rank runs on a GPU"),
     (["throughput", "tiny", "--load-format", "dummy", "--only-rank", "0"], 2, "--only-rank"),
+    (["throughput", "tiny", "--load-format", "dummy", "--device", "cpu", "--profile", "--num-prompts", "129",
+      "--data-parallel-size", "2"], 2, "--max-num-seqs 64 on each data rank"),
+    (["throughput", "tiny", "--load-format", "dummy", "--device", "cpu", "--profile", "--pipeline-parallel-size", "2"],
+     2, "leave --pipeline-parallel-size out"),
     (["latency", "tiny", "--load-format", "dummy", "--device", "cpu", "--input-len", "9999999"], 2,
      "max_position_embeddings"),
     (["throughput"], 2, "model is required"),

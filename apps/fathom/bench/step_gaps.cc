@@ -1,5 +1,6 @@
 #include "apps/fathom/bench/step_gaps.h"
 
+#include <numeric>
 #include <utility>
 
 namespace fathom::app {
@@ -11,10 +12,13 @@ class StepGaps::MarkedModel final : public model::DeepSeekV4 {
 
   Status Forward(const model::ForwardBatch& batch, const model::KvCacheView& kv, float* logits,
                  device::Stream& stream, model::ChoiceRecorder* recorder) override {
-    gaps_.steps_.push_back({.run = gaps_.run_,
-                            .step = {.num_tokens = static_cast<int>(batch.token_ids.size()),
-                                     .num_seqs = static_cast<int>(batch.num_computed.size()),
-                                     .has_prompt = batch.has_prompt}});
+    Step step = {.num_tokens = static_cast<int>(batch.token_ids.size()),
+                 .has_prompt = batch.has_prompt};
+    if (const auto& tokens = batch.data_rank_tokens; !tokens.empty()) {
+      step.num_tokens = std::accumulate(tokens.begin(), tokens.end(), 0);
+      step.has_prompt = !batch.data_ranks_decode;
+    }
+    gaps_.steps_.push_back({.run = gaps_.run_, .step = step});
     gaps_.timeline_->Mark(stream);
     const Status status = model_->Forward(batch, kv, logits, stream, recorder);
     gaps_.timeline_->Mark(stream);

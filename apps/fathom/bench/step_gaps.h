@@ -23,7 +23,7 @@ class StepGaps {
   void BeginRun() { ++run_; }
 
   struct Step {
-    int num_tokens = 0, num_seqs = 0;
+    int num_tokens = 0;  // of all data ranks together
     bool has_prompt = false;
     double us = 0;          // microseconds
     double us_to_next = 0;  // to where the next step begins; 0 of the last

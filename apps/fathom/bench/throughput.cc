@@ -276,17 +276,31 @@ void PrintOverhead(const ThroughputOptions& options, const Measured& m, const Pr
   out->Set("device_step_ms", json::Value::Number(*profile.device_step_us / 1e3));
 }
 
+// What --profile tells is of decode steps that hold all prompts, on all GPUs at once.
+Status CheckProfile(const ThroughputOptions& options) {
+  const config::ParallelConfig& parallel = options.model.parallel;
+  if (parallel.pipeline_parallel_size > 1) {
+    return InvalidArgument(
+        "--profile watches one GPU, and stages take turns: leave --pipeline-parallel-size out");
+  }
+  const int most = options.model.max_num_seqs * parallel.data_parallel_size;
+  if (options.num_prompts > most) {
+    return InvalidArgument(
+        fmt::format("--profile needs all prompts in one step: --num-prompts {} with --max-num-seqs "
+                    "{}{}",
+                    options.num_prompts, options.model.max_num_seqs,
+                    parallel.data_parallel_size > 1 ? " on each data rank" : ""));
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 Status RunBenchThroughput(const ThroughputOptions& options) {
   ModelOptions model = options.model;
   model.max_model_len =
       std::max<int64_t>(model.max_model_len, int64_t{options.input_len} + options.output_len);
-  if (options.profile && options.num_prompts > model.max_num_seqs) {
-    return InvalidArgument(fmt::format(
-        "--profile needs all prompts in one step: --num-prompts {} with --max-num-seqs {}",
-        options.num_prompts, model.max_num_seqs));
-  }
+  if (options.profile) RETURN_IF_ERROR(CheckProfile(options));
   ASSIGN_OR_RETURN(ModelSession session, OpenModel(model, SessionText::kTokensOnly));
   Profile profile;
   StepGaps gaps(session.device().kind());
