@@ -24,7 +24,8 @@ class RequestParser {
  public:
   enum class Phase { kStart, kHeader, kBody, kDone };
 
-  explicit RequestParser(const Limits& limits);
+  explicit RequestParser(const Limits& limits);  // which outlive it
+  explicit RequestParser(Limits&&) = delete;
   ~RequestParser();
 
   // `bytes` starts at the first byte not yet consumed. Returns how many were consumed; stops at the

@@ -10,6 +10,8 @@ namespace {
 
 using Phase = RequestParser::Phase;
 
+const Limits kDefaultLimits;
+
 // Feeds `text` in parts of `step` bytes the way a connection does. Returns what was left over.
 std::string FeedAll(RequestParser* parser, const std::string& text, size_t step) {
   std::string input;
@@ -25,7 +27,7 @@ std::string FeedAll(RequestParser* parser, const std::string& text, size_t step)
   return input;
 }
 
-int StatusOf(const std::string& text, const Limits& limits = {}) {
+int StatusOf(const std::string& text, const Limits& limits = kDefaultLimits) {
   int status = -1;
   for (const size_t step : {text.size(), size_t{1}, size_t{7}}) {
     RequestParser parser(limits);
@@ -44,7 +46,7 @@ TEST(RequestParser, GivesTheSameRequestForEverySplit) {
       "POST //v1/chat/?a=b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
       "Content-Length: 5\r\n\r\nhelloGET / HTTP/1.1\r\n";
   for (size_t step = 1; step <= text.size(); ++step) {
-    RequestParser parser({});
+    RequestParser parser(kDefaultLimits);
     const std::string left = FeedAll(&parser, text, step);
     ASSERT_EQ(parser.phase(), Phase::kDone) << step;
     EXPECT_EQ(parser.request().method, "POST");
@@ -62,7 +64,7 @@ TEST(RequestParser, ReadsChunkedBodiesAndDropsTrailers) {
       "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: Chunked\r\n\r\n"
       "3;ext=1\r\nabc\r\nA\r\n0123456789\r\n0\r\nX-Trailer: 1\r\n\r\nnext";
   for (size_t step = 1; step <= text.size(); ++step) {
-    RequestParser parser({});
+    RequestParser parser(kDefaultLimits);
     const std::string left = FeedAll(&parser, text, step);
     ASSERT_EQ(parser.phase(), Phase::kDone) << step;
     EXPECT_EQ(parser.request().body, "abc0123456789");
@@ -79,7 +81,7 @@ TEST(RequestParser, AcceptsAnEmptyChunkedBody) {
 }
 
 TEST(RequestParser, StopsAtTheEndOfTheHeaderOnce) {
-  RequestParser parser({});
+  RequestParser parser(kDefaultLimits);
   const std::string text = "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab";
   const size_t used = parser.Feed(text);
   EXPECT_EQ(text.substr(used), "ab");
@@ -89,7 +91,7 @@ TEST(RequestParser, StopsAtTheEndOfTheHeaderOnce) {
 }
 
 TEST(RequestParser, AcceptsHttp10WithoutHost) {
-  RequestParser parser({});
+  RequestParser parser(kDefaultLimits);
   FeedAll(&parser, "GET /health HTTP/1.0\r\n\r\n", 100);
   EXPECT_EQ(parser.phase(), Phase::kDone);
   EXPECT_TRUE(parser.is_http_1_0());
@@ -183,7 +185,7 @@ TEST(RequestParser, CountsAHeaderThatComesInManySmallLines) {
 }
 
 TEST(RequestParser, ReadsAMillionOneByteChunksWithoutKeepingThem) {
-  RequestParser parser({});
+  RequestParser parser(kDefaultLimits);
   std::string input = "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
   input.erase(0, parser.Feed(input));
   for (int i = 0; i < 1'000'000; ++i) {
