@@ -17,6 +17,7 @@ namespace fathom::comm {
 namespace {
 
 using kernels::ExpertTile;
+using kernels::PlanBoard;
 using kernels::RankParts;
 using kernels::TileKind;
 
@@ -168,6 +169,16 @@ struct Step {
     num_groups += (count + 7) / 8;
   }
 
+  // As routing leaves it.
+  PlanBoard Board() const {
+    PlanBoard board{.launch = 1, .num_tiles = {static_cast<uint32_t>(num_tiles), 1}, .tiles = {}};
+    if (tokens > kernels::kDirectTokens) return board;
+    for (size_t i = 0; i < tiles.size(); ++i) {
+      board.tiles[i] = {static_cast<uint32_t>(tiles[i].x_group << 16 | tiles[i].expert), 1};
+    }
+    return board;
+  }
+
   // Rows that somebody reads.
   std::vector<int64_t> Used() const {
     std::vector<int64_t> used(pair_of.begin(), pair_of.end());
@@ -203,7 +214,8 @@ class StepOnGpu {
                .tiles = Keep<ExpertTile>(rank.Upload(step.tiles)),
                .pair_of = Keep<int32_t>(rank.Upload(step.pair_of)),
                .pair_weight = Keep<float>(rank.Upload(step.pair_weight)),
-               .progress = Keep<int32_t>(rank.Poisoned(progress_bytes()))};
+               .progress = Keep<int32_t>(rank.Poisoned(progress_bytes())),
+               .board = Keep<PlanBoard>(rank.Upload(std::vector<PlanBoard>{step.Board()}))};
     y_ = Keep<__nv_bfloat16>(rank.Poisoned(step.rows * kHidden * 2));
     p_.y = y_ + first_row;
     p_.y_stride = kHidden;
@@ -260,8 +272,8 @@ class StepOnGpu {
   std::vector<device::Buffer> kept_;
 };
 
-// Where the intermediates of steps, their flags, and an output are in shared memory: in the same
-// places for all steps, for flags stay from step to step.
+// Where the intermediates of steps, their packets and flags, and an output are in shared memory: in
+// the same places for all steps, for packets and flags stay from step to step.
 struct Places {
   explicit Places(const TestRank& rank)
       : rows(kernels::MaxPairRows(kMaxTokens, kExperts, kChosen)) {
@@ -270,6 +282,8 @@ struct Places {
     scales = reinterpret_cast<float*>(at += rows * kIntermediate);
     arrived = reinterpret_cast<uint64_t*>(at += rows * kIntermediate / 128 * 4);
     at += kernels::NumArrivals(kMaxTokens, kExperts, kChosen, kIntermediate) * 8;
+    packets = reinterpret_cast<uint4*>(at += -reinterpret_cast<intptr_t>(at) & 15);
+    at += kernels::NumPackets(kChosen, kIntermediate) * int64_t{sizeof(uint4)};
     y = reinterpret_cast<__nv_bfloat16*>(at);
     CHECK_LE(at + kHidden * 2 - rank.collectives->shared_memory(), kSharedBytes);
   }
@@ -287,6 +301,7 @@ struct Places {
   uint8_t* codes;
   float* scales;
   uint64_t* arrived;
+  uint4* packets;
   __nv_bfloat16* y;
 };
 
@@ -312,7 +327,10 @@ class CudaRankExpertsTest : public testing::TestWithParam<int> {
     StepOnGpu alone(rank, layer, step, 0, kIntermediate / 128, 0, kHidden);
     const auto codes = rank.Poisoned(step.rows * kIntermediate);
     const auto scales = rank.Poisoned(step.rows * kIntermediate / 128 * 4);
+    const auto packets = rank.Upload(
+        std::vector<uint4>(static_cast<size_t>(kernels::NumPackets(kChosen, kIntermediate))));
     alone.params().t = {As<uint8_t>(codes), As<float>(scales), step.rows / 8};
+    alone.params().t_packets = As<uint4>(packets);
     alone.ResetProgress();
     kernels::Launch(alone.params(), *rank.stream);
     return alone.Outputs();
@@ -324,6 +342,7 @@ class CudaRankExpertsTest : public testing::TestWithParam<int> {
     StepOnGpu on_rank(rank, layer, step, blocks_.begin[r], blocks_.begin[r + 1], columns_.begin[r],
                       columns_.begin[r + 1]);
     on_rank.params().t = places.t();
+    on_rank.params().t_packets = places.packets;
     return on_rank;
   }
 
@@ -443,27 +462,30 @@ TEST_P(CudaRankExpertsTest, AReplayedChainOfLayersHasTheBitsOfOneGpu) {
 }
 
 TEST_P(CudaRankExpertsTest, ARankThatDoesNotComeIsNamed) {
-  MakeRanks(std::chrono::milliseconds(300));
   const Layer layer(TileKind::kFp4, 1);
-  const Step step(2, 1);
   const int missing = GetParam() - 1;
-  ranks_->OnAll([&](TestRank& rank) {
-    if (rank.collectives->rank() == missing) return;
-    const Places places(rank);
-    StepOnGpu own = OnRank(rank, layer, step, places);
-    const auto begin = std::chrono::steady_clock::now();
-    for (int i = 0; i < 20; ++i) {  // the first waits, the others know
-      own.ResetProgress();
-      Together(rank, own, places);
-      rank.collectives->EndStep(*rank.stream);
-    }
-    ASSERT_TRUE(rank.stream->Synchronize().ok());
-    EXPECT_LT(Seconds(std::chrono::steady_clock::now() - begin), 2.0);
-    const Status status = rank.collectives->Check();
-    EXPECT_EQ(status.code(), StatusCode::kPeer);
-    EXPECT_NE(status.message().find("rank " + std::to_string(missing) + " (GPU"), std::string::npos)
-        << status.message();
-  });
+  for (const int64_t tokens : {1, 2}) {
+    MakeRanks(std::chrono::milliseconds(300));
+    const Step step(tokens, 1);
+    ranks_->OnAll([&](TestRank& rank) {
+      if (rank.collectives->rank() == missing) return;
+      const Places places(rank);
+      StepOnGpu own = OnRank(rank, layer, step, places);
+      const auto begin = std::chrono::steady_clock::now();
+      for (int i = 0; i < 20; ++i) {  // the first waits, the others know
+        own.ResetProgress();
+        Together(rank, own, places);
+        rank.collectives->EndStep(*rank.stream);
+      }
+      ASSERT_TRUE(rank.stream->Synchronize().ok());
+      EXPECT_LT(Seconds(std::chrono::steady_clock::now() - begin), 2.0);
+      const Status status = rank.collectives->Check();
+      EXPECT_EQ(status.code(), StatusCode::kPeer);
+      EXPECT_NE(status.message().find("rank " + std::to_string(missing) + " (GPU"),
+                std::string::npos)
+          << status.message();
+    });
+  }
 }
 
 // Then the two products are apart.

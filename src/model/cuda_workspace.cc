@@ -46,6 +46,7 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, int64_t head
   carver.Take(w.frequencies, 64);
   carver.Take(w.index_counters, kernels::IndexCountersBytes());
   carver.Take(w.route_board, 1);
+  carver.Take(w.plan.board, 1);
   const int64_t kept_bytes = carver.bytes();
   carver.Take(w.batch, w.batch_bytes);
   w.scratch = w.batch;
@@ -111,6 +112,7 @@ void CarveShared(const config::ModelConfig& c, const ModelLimits& limits, int64_
   carver.Take(w.y, m * c.hidden_size);
   carver.Take(w.t, pair_rows * intermediate);
   carver.Take(w.t_scales, pair_rows * intermediate / 128);
+  carver.Take(w.t_packets, kernels::NumPackets(c.num_experts_per_token, intermediate));
   int64_t num_arrivals = 0;
   for (const int64_t n : StepSizes(m)) {
     if (num_data_ranks > 1 || kernels::AreLargeExperts(n, /*prefill=*/false)) continue;

@@ -23,7 +23,7 @@ struct CudaWorkspace {
   // Kept from step to step.
   float* frequencies = nullptr;                // [2, 32]: plain, compressed
   std::byte* index_counters = nullptr;         // zero between steps
-  kernels::RouteBoard* route_board = nullptr;  // zero at first
+  kernels::RouteBoard* route_board = nullptr;  // zero at first, as plan.board
 
   // All of the rest, but for what is shared: nothing in it outlives a step.
   std::byte* scratch = nullptr;
@@ -73,7 +73,8 @@ struct CudaWorkspace {
   __nv_bfloat16* y = nullptr;  // [M, H]
   uint8_t* t = nullptr;        // tiles [pair rows, I]
   float* t_scales = nullptr;
-  uint64_t* t_arrived = nullptr;  // of ranks, kept from step to step (kernels::ExpertRank)
+  uint4* t_packets = nullptr;     // kept from step to step, as what follows
+  uint64_t* t_arrived = nullptr;  // of ranks (kernels::ExpertRank)
 
   device::Buffer buffer, shared_buffer;
 };

@@ -552,6 +552,7 @@ class CudaModel final : public DeepSeekV4 {
             .gathered = gathered,
             .plan = ws_->plan,
             .t = {ws_->t, ws_->t_scales, ws_->pair_rows / 8},
+            .t_packets = ws_->t_packets,
             .y = ws_->pairs,
             .y_stride = c_.hidden_size};
   }

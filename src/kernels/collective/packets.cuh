@@ -27,6 +27,11 @@ class Patience {
  public:
   __device__ Patience(const PeerView& peers, int from) : peers_(peers), from_(from) {}
 
+  // Whether to look again, at what `from` sends.
+  __device__ bool Wait(int from) {
+    from_ = from;
+    return Wait();
+  }
   // Whether to look again.
   __device__ bool Wait() {
     if (++looks_ % 64 != 0) return true;
@@ -42,7 +47,7 @@ class Patience {
 
  private:
   const PeerView& peers_;
-  const int from_;
+  int from_;
   uint32_t looks_ = 0;
   uint64_t begin_ = 0;
 };
@@ -61,15 +66,16 @@ __device__ __forceinline__ uint2 Tags(uint64_t number) {
   return {low + high, ~low + 2 * high};
 }
 
+__device__ __forceinline__ void StorePacket(uint4* packet, uint2 words, uint2 tags) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(packet), "r"(words.x),
+               "r"(tags.x), "r"(words.y), "r"(tags.y)
+               : "memory");
+}
 __device__ __forceinline__ void SendPacket(const PeerView& peers, uint64_t number, int64_t i,
                                            uint2 words) {
-  const uint2 tags = Tags(number);
   for (int to = 0; to < peers.size; ++to) {
     if (to == peers.rank) continue;
-    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(
-                     PacketAt(peers, to, peers.rank, number, i)),
-                 "r"(words.x), "r"(tags.x), "r"(words.y), "r"(tags.y)
-                 : "memory");
+    StorePacket(PacketAt(peers, to, peers.rank, number, i), words, Tags(number));
   }
 }
 
@@ -82,13 +88,17 @@ __device__ __forceinline__ uint4 LoadPacket(const uint4* packet) {
   return p;
 }
 
+__device__ __forceinline__ bool HasTags(uint4 packet, uint2 tags) {
+  return packet.y == tags.x && packet.w == tags.y;
+}
+
 __device__ __forceinline__ uint2 ReceivePacket(const PeerView& peers, uint64_t number, int64_t i,
                                                int from) {
   const uint4* const packet = PacketAt(peers, peers.rank, from, number, i);
   const uint2 tags = Tags(number);
   Patience patience(peers, from);
   uint4 p = LoadPacket(packet);
-  while ((p.y != tags.x || p.w != tags.y) && patience.Wait()) p = LoadPacket(packet);
+  while (!HasTags(p, tags) && patience.Wait()) p = LoadPacket(packet);
   return {p.x, p.z};
 }
 

@@ -8,6 +8,23 @@
 
 namespace fathom::kernels {
 
+__device__ inline void SendWord(PlanBoard::Word* to, uint32_t value, uint32_t launch) {
+  asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(value), "r"(launch)
+               : "memory");
+}
+// The number of the launch whose plan is there or comes next.
+__device__ inline uint32_t PlanLaunch(const PlanBoard& board) {
+  return *static_cast<volatile const uint32_t*>(&board.launch);
+}
+__device__ inline PlanBoard::Word LoadWord(const PlanBoard::Word* from) {
+  PlanBoard::Word word;
+  asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];"
+               : "=r"(word.value), "=r"(word.launch)
+               : "l"(from)
+               : "memory");
+  return word;
+}
+
 // By one warp: the rows of each expert's pairs, whole groups of eight from `first_group` on, and
 // the plan's tiles of up to `tile_rows` rows; returns how many. count, first_row: [num_experts], in
 // shared or device memory.

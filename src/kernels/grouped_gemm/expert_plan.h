@@ -20,19 +20,35 @@ struct alignas(16) ExpertTile {
   int32_t num_rows;
 };
 
+// Up to here nothing is gathered: of ten tokens the groups of two are 3% more than experts, of
+// sixteen 10%.
+inline constexpr int kDirectTokens = 12;
+inline constexpr int kDirectGroups = (kDirectTokens + 7) / 8;
+
+inline constexpr int kMaxChosen = 16;  // experts of a token
+
+// The tiles of up to kDirectTokens tokens, told word by word: each carries the number of the launch
+// that made it, so that the experts see it before that launch has ended. Zero at first; another
+// stream's launches need another one.
+struct PlanBoard {
+  struct alignas(8) Word {
+    uint32_t value, launch;
+  };
+  uint32_t launch;  // the number to wait for, there before the experts' blocks start
+  Word num_tiles;
+  Word tiles[kDirectTokens * kMaxChosen];  // expert; from bit 16 on the tile's eight tokens
+};
+
 struct ExpertPlan {
+  // More than kDirectTokens tokens, and prefill.
   int32_t* num_tiles = nullptr;
   ExpertTile* tiles = nullptr;   // [MaxExpertTiles]
   int32_t* pair_of = nullptr;    // [num_tokens, k]: the row of each choice
   float* pair_weight = nullptr;  // [rows]; of no pair: negative. Not read of the shared expert
   // [NumProgress], zero: how far a step of decodes has come (experts_stream_cuda.h).
   int32_t* progress = nullptr;
+  PlanBoard* board = nullptr;  // up to kDirectTokens tokens
 };
-
-// Up to here nothing is gathered: of ten tokens the groups of two are 3% more than experts, of
-// sixteen 10%.
-inline constexpr int kDirectTokens = 12;
-inline constexpr int kDirectGroups = (kDirectTokens + 7) / 8;
 
 inline constexpr int kLargeExpertTokens = 513;  // from here on, and for prefill, experts_large.h
 
@@ -82,6 +98,14 @@ constexpr int64_t NumArrivals(int64_t num_tokens, int num_experts, int num_chose
                               int64_t intermediate) {
   return (NumProgress(num_tokens, num_experts, num_chosen) - 1) * (intermediate / 128) *
          kArrivalsOfBlock;
+}
+// The intermediate activations of one token go from block to block as packets, values beside the
+// launch's number: nobody waits for stores to land, nor for a flag behind them. Of 128 columns: 16
+// packets of eight codes, one of their scale. Two launches in turn.
+inline constexpr int kPacketsOfBlock = 17;
+inline constexpr int64_t kMaxPacketColumns = 3072;  // more go as those of many tokens
+constexpr int64_t NumPackets(int num_chosen, int64_t intermediate) {
+  return int64_t{2} * (1 + num_chosen) * (intermediate / 128) * kPacketsOfBlock;
 }
 // Rows of the intermediate activations for a step of num_tokens, what a tile may overrun included.
 constexpr int64_t MaxPairRows(int64_t num_tokens, int num_experts, int num_chosen) {

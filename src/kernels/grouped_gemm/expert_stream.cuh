@@ -12,9 +12,11 @@
 //   warp 19       tells other blocks what is written, when it has arrived everywhere.
 #pragma once
 
+#include "kernels/collective/packets.cuh"
 #include "kernels/gemm/ring_place.cuh"
 #include "kernels/gemm/stream_products.cuh"
 #include "kernels/gemm/weight_tiles.h"
+#include "kernels/grouped_gemm/expert_plan.h"
 #include "kernels/grouped_gemm/fp4_products.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/quantize/quantize.cuh"
@@ -57,8 +59,9 @@ class ExpertStream {
   static constexpr int kWeightBytes = 2 * kFp4Blocks * 4352;
   static constexpr int kXScales = 4 * kN;  // of either kind
   static constexpr int kXBytes = kXScales * 128;
-  static constexpr int kItems = kStages + 6;   // more than a block has at hand
-  static constexpr int kInboxRow = kRows + 4;  // without bank conflicts
+  static constexpr int kItems = kStages + 6;      // more than a block has at hand
+  static constexpr int kInboxRow = kRows + 4;     // without bank conflicts
+  static constexpr bool kTakesPackets = kN == 8;  // of one token
 
   struct Shared {
     alignas(1024) std::byte x[kStages][kXBytes];
@@ -121,14 +124,21 @@ class ExpertStream {
     }
   }
 
-  // Warp 17. await(item): returns when the item's activations are there for bulk copies.
-  template <typename Await>
-  __device__ void FetchActivations(Await await) {
+  // Warp 17. source.Await(item): returns when the item's activations are there for bulk copies;
+  // or they come as packets, the token's at source.packets(item), null otherwise.
+  template <typename Source>
+  __device__ void FetchActivations(const Source& source) {
     Place stage;
     for (int i = 0;; ++i) {
       const ExpertItem& item = Take(i);
       if (item.num_blocks == 0) return;
-      await(item);
+      if constexpr (kTakesPackets) {
+        if (const uint4* const packets = source.packets(item)) {
+          FetchPackets(item, source, packets, stage);
+          continue;
+        }
+      }
+      source.Await(item);
       const int full = BlocksOf(item.kind), tokens = item.kind == TileKind::kFp4 ? kN : kFp8Tokens;
       // Lanes 0, 1, …: activations of a block; from 16 on: their scales.
       const bool is_scale = lane() >= 16;
@@ -214,6 +224,66 @@ class ExpertStream {
   __device__ const ExpertItem& Take(int i) {
     BarrierWait(&s_.item_full[i % kItems], (i / kItems) & 1);
     return s_.items[i % kItems];
+  }
+
+  // Of one token. A lane has packet lane % 16 of every second block, and the scale of block `lane`.
+  template <typename Source>
+  __device__ void FetchPackets(const ExpertItem& item, const Source& source, const uint4* packets,
+                               Place& stage) {
+    constexpr int kPairs = kMaxPacketColumns / 256;
+    const int full = BlocksOf(item.kind), tokens = item.kind == TileKind::kFp4 ? kN : kFp8Tokens;
+    const int own = lane() / 16, num_blocks = item.num_blocks;
+    uint4 codes[kPairs], scale{};
+    ReceivePackets(source, packets, num_blocks, codes, scale);
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const int block = 2 * i;
+      if (block >= num_blocks) break;
+      const int first = block / full * full, blocks = min(full, num_blocks - first);
+      if (block == first) {
+        if (!stage.first_round) BarrierWait(&s_.empty[stage.index], stage.parity ^ 1);
+        WriteScales(item, block, blocks, stage.index);
+        if (lane() >= first && lane() < first + blocks) {
+          s_.x_scales[stage.index][(lane() - first) * tokens] = __uint_as_float(scale.x);
+        }
+      }
+      if (block + own < num_blocks) {
+        std::byte* const row = s_.x[stage.index] + (block - first + own) * tokens * 128;
+        *reinterpret_cast<uint2*>(row + lane() % 16 * 8) = {codes[i].x, codes[i].z};
+      }
+      if (block + 2 < first + blocks) continue;
+      FenceSharedForWgmma();
+      __syncwarp();
+      if (lane() < kScales) BarrierArrive(&s_.full[stage.index]);
+      stage.Next();
+    }
+  }
+  template <typename Source, int kPairs>
+  __device__ void ReceivePackets(const Source& source, const uint4* packets, int num_blocks,
+                                 uint4 (&codes)[kPairs], uint4& scale) const {
+    const int own = lane() / 16;
+    const uint2 tags = source.tags();
+    auto patience = source.patience();
+    int missing;  // a block
+    do {
+      missing = -1;
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        const int block = 2 * i + own;
+        if (block >= num_blocks) continue;
+        codes[i] = LoadPacket(packets + block * kPacketsOfBlock + lane() % 16);
+      }
+      if (lane() < num_blocks) {
+        scale = LoadPacket(packets + lane() * kPacketsOfBlock + kPacketsOfBlock - 1);
+        if (!HasTags(scale, tags)) missing = lane();
+      }
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        const int block = 2 * i + own;
+        if (block < num_blocks && !HasTags(codes[i], tags)) missing = block;
+      }
+    } while (missing >= 0 && patience.Wait(source.OwnerOf(missing)));
+    __syncwarp();
   }
 
   // FP8: lane l < 2 * blocks has that of row tile l % 2.

@@ -32,6 +32,8 @@ void Launch(const CudaExpertParams& p, const ExpertRank& rank, device::Stream& s
   CHECK(IsShared(peers, p.t.codes, tiles * kTileBytes));
   CHECK(IsShared(peers, p.t.scales, tiles * kTileRows * int64_t{sizeof(float)}));
   const int64_t flags = NumArrivals(p.num_tokens, p.num_experts, p.num_chosen, p.intermediate);
+  CHECK(p.num_tokens > 1 ||
+        IsShared(peers, p.t_packets, NumPackets(p.num_chosen, p.intermediate) * kPacketBytes));
   CHECK(IsShared(peers, rank.arrived, flags * int64_t{sizeof(uint64_t)}));
   LaunchStream(p, rank, stream);
 }

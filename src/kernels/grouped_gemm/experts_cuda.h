@@ -41,7 +41,9 @@ struct CudaExpertParams {
   // [MaxPairRows, H], written by moe_route; unused up to kDirectTokens, but for prefill
   Fp8Tiles gathered;
   ExpertPlan plan;
-  Fp8Tiles t;                  // [MaxPairRows, I]; LaunchGateUp: from its first column on
+  Fp8Tiles t;  // [MaxPairRows, I]; LaunchGateUp: from its first column on
+  // [NumPackets], zero at first: t of one token, of which both products are one launch.
+  uint4* t_packets = nullptr;
   Mirrors mirrors = {};        // of t; prefill
   __nv_bfloat16* y = nullptr;  // [MaxPairRows, H]
   int64_t y_stride = 0;        // from pair to pair
@@ -70,8 +72,8 @@ struct ExpertRank {
   uint64_t* arrived = nullptr;  // [NumArrivals], zero at first
 };
 // Both products of a rank's rows in one launch, unless AreLargeExperts. hidden and intermediate are
-// those of all ranks; t is all of it and, like rank.arrived, in the shared memory of all ranks; y
-// from the rank's first column on.
+// those of all ranks; t is all of it and, like its packets and rank.arrived, in the shared memory
+// of all ranks; y from the rank's first column on.
 void Launch(const CudaExpertParams& params, const ExpertRank& rank, device::Stream& stream);
 
 void LaunchGateUp(const CudaExpertParams& params, device::Stream& stream);

@@ -158,8 +158,8 @@ class ExpertsCudaTest : public CudaTest {
                                              int64_t{sizeof(ExpertTile)})),
         .pair_of = As<int32_t>(pair_of),
         .pair_weight = KeepAs<float>(Poisoned(pair_rows * 4)),
-        .progress =
-            KeepAs<int32_t>(Poisoned(NumProgress(tokens, s.num_experts, s.num_chosen) * 4))};
+        .progress = KeepAs<int32_t>(Poisoned(NumProgress(tokens, s.num_experts, s.num_chosen) * 4)),
+        .board = KeepAs<PlanBoard>(Upload(std::vector<std::byte>(sizeof(PlanBoard))))};
     const Fp8Tiles gpu_x{KeepAs<uint8_t>(Upload(x_tiles.codes)),
                          KeepAs<float>(Upload(x_tiles.scales)), rows / 8};
     const Fp8Tiles gathered{KeepAs<uint8_t>(Poisoned(pair_rows * s.hidden)),
@@ -211,6 +211,8 @@ class ExpertsCudaTest : public CudaTest {
         .gathered = gathered,
         .plan = plan,
         .t = {As<uint8_t>(t), reinterpret_cast<float*>(t.data() + code_bytes), pair_rows / 8},
+        .t_packets = KeepAs<uint4>(Upload(std::vector<std::byte>(
+            static_cast<size_t>(NumPackets(s.num_chosen, s.intermediate)) * sizeof(uint4)))),
         .y = As<__nv_bfloat16>(y),
         .y_stride = s.hidden};
     if (prefill) experts.mirrors = {1, {t_bytes}};

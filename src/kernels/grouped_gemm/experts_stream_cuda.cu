@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "kernels/collective/packets.cuh"
+#include "kernels/grouped_gemm/expert_plan.cuh"
 #include "kernels/grouped_gemm/expert_stream.cuh"
 #include "kernels/grouped_gemm/experts_stream_cuda.h"
 #include "kernels/grouped_gemm/swiglu.cuh"
@@ -43,16 +44,18 @@ struct Work {
   int64_t down_rows = 0;                  // of w2
   int first_block = 0;                    // of t, of 128 columns: what gate_up begins with
   int shared_rows = 0, shared_tiles = 0;  // tokens of a tile of the shared expert; tiles
-  int max_tiles = 0;                      // of all experts
-  // The plan was complete before the launch's predecessor began, which then only gathers.
-  bool plan_is_early = false;
+  int max_tiles = 0;                      // of routed experts
+  // Up to kDirectTokens tokens: activations were complete before the launch's predecessor began,
+  // and the plan is told word by word. Else the predecessor gathers, and the plan was complete.
+  bool is_direct = false;
+  bool by_packets = false;  // t
   Deal deal;
 };
 
 // The items of a block, as warp 16 asks for them: first its cluster's of the first product, then
-// whatever of the second nobody has taken. Block `rank` of a cluster of two has 64 of the 128
-// columns of t, w1's rows and w3's; of the second product, where blocks go their own ways, an item
-// is 128 rows of w2.
+// one of the second that is its own, then whatever of the second nobody has taken. Block `rank` of
+// a cluster of two has 64 of the 128 columns of t, w1's rows and w3's; of the second product, where
+// blocks go their own ways, an item is 128 rows of w2.
 class ExpertItems {
  public:
   __device__ ExpertItems(const CudaExpertParams& p, const Work& work)
@@ -60,7 +63,8 @@ class ExpertItems {
         work_(work),
         cluster_(static_cast<int>(blockIdx.x) / 2),
         rank_(static_cast<int>(blockIdx.x) % 2),
-        num_shared_(work.deal.NumShared(cluster_)) {}
+        num_shared_(work.deal.NumShared(cluster_)),
+        launch_(work.is_direct ? PlanLaunch(*p.plan.board) : 0) {}
 
   __device__ ExpertItem operator()() {
     const int i = next_++;
@@ -69,49 +73,75 @@ class ExpertItems {
       return GateUp(item / work_.deal.items_of_tile, item % work_.deal.items_of_tile);
     }
     const int item = work_.deal.num_shared + work_.deal.Routed(cluster_, i - num_shared_);
-    if (num_tiles_ < 0) ReadPlan(item);
+    if (num_tiles_ < 0) ReadPlan(item / max(work_.deal.items_of_tile, 1));
     if (item < num_tiles_ * work_.deal.items_of_tile) {
       return GateUp(item / work_.deal.items_of_tile, item % work_.deal.items_of_tile);
     }
-    if (!work_.down) return {};
-    const auto parts = static_cast<int>(work_.down_rows / 128);
-    const int most = MostDown(num_tiles_ * parts);
-    if (num_down_++ == 0) TakeNext();
-    const int mine = __shfl_sync(0xffffffffu, taken_, 0);
-    if (mine >= num_tiles_ * parts || num_down_ > most) return {};
-    if (num_down_ < most) TakeNext();  // while this one is fetched
-    return Down(DownTile(mine / parts), mine % parts);
+    return work_.down ? NextDown() : ExpertItem{};
   }
 
  private:
-  __device__ void ReadPlan(int first_item) {
-    if (!work_.plan_is_early) WaitForPredecessor();
-    // Both loads at once, should this block have the item.
-    if (work_.gate_up) Tile(min(first_item / work_.deal.items_of_tile, work_.max_tiles - 1));
-    num_tiles_ = work_.shared_tiles + *p_.plan.num_tiles;
+  // How many tiles there are, and at once `tile`, should this block have it.
+  __device__ void ReadPlan(int tile) {
+    const int routed = min(max(tile - work_.shared_tiles, 0), work_.max_tiles - 1);
+    if (!work_.is_direct) {
+      Tile(work_.shared_tiles + routed);
+      num_tiles_ = work_.shared_tiles + *p_.plan.num_tiles;
+      return;
+    }
+    const PlanBoard& board = *p_.plan.board;
+    PlanBoard::Word count, word;
+    do {
+      count = LoadWord(&board.num_tiles);
+      word = LoadWord(&board.tiles[routed]);
+    } while (count.launch != launch_);
+    num_tiles_ = work_.shared_tiles + static_cast<int>(count.value);
+    if (word.launch == launch_) TileOf(word.value, work_.shared_tiles + routed);
+  }
+  __device__ const ExpertTile& AwaitTile(int index) {
+    PlanBoard::Word word;
+    do word = LoadWord(&p_.plan.board->tiles[index - work_.shared_tiles]);
+    while (word.launch != launch_);
+    return TileOf(word.value, index);
+  }
+  __device__ const ExpertTile& TileOf(uint32_t word, int index) {
+    const int expert = static_cast<int>(word & 0xffff), group = static_cast<int>(word >> 16);
+    const auto tokens = static_cast<int>(p_.num_tokens);
+    tile_index_ = index;
+    return tile_ = {expert, group, (tokens + 7) / 8 + index - work_.shared_tiles,
+                    min(8, tokens - group * 8)};
   }
 
-  // Items of the second product that a block takes, of `count`: it takes them before it has time
-  // for them, and few should not be a few blocks'.
-  __device__ static int MostDown(int count) {
-    const int share = (count + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-    return share + share / 4;
+  // In order of tiles, the shared expert's longer items first; the first ones go to the last
+  // blocks, who have least of the first product. A block takes items before it has time for them,
+  // so it takes no more than its share and a quarter: few should not be a few blocks'.
+  __device__ ExpertItem NextDown() {
+    const auto parts = static_cast<int>(work_.down_rows / 128),
+               blocks = static_cast<int>(gridDim.x);
+    const int weight = work_.deal.weight;
+    const int all = (num_tiles_ + (weight - 1) * work_.shared_tiles) * parts;
+    const int share = (all + blocks - 1) / blocks, most = share + share / 4;
+    if (down_ >= most) return {};
+    const int item = down_ == 0 ? blocks - 1 - static_cast<int>(blockIdx.x)
+                                : blocks + __shfl_sync(0xffffffffu, taken_, 0);
+    if (item >= num_tiles_ * parts) {
+      down_ = most;
+      return {};
+    }
+    const int tile = item / parts;
+    down_ += tile < work_.shared_tiles ? weight : 1;
+    if (down_ < most) TakeNext();  // while this one is fetched
+    return Down(tile, item % parts);
   }
   __device__ void TakeNext() {
+    WaitForPredecessor();  // who clears the counter
     taken_ = 0;
     if (threadIdx.x % 32 == 0) taken_ = atomicAdd(p_.plan.progress, 1);
   }
 
-  // The i-th tile of the second product: those first whose first product was complete early, and
-  // the shared expert's longer items not at the end.
-  __device__ int DownTile(int i) const {
-    const int early = (num_tiles_ - work_.shared_tiles) / 2;
-    if (i < early) return work_.shared_tiles + i;
-    return i < early + work_.shared_tiles ? i - early : i;
-  }
-
   __device__ const ExpertTile& Tile(int index) {
     if (index == tile_index_) return tile_;
+    if (index >= work_.shared_tiles && work_.is_direct) return AwaitTile(index);
     tile_index_ = index;
     if (index >= work_.shared_tiles) return tile_ = p_.plan.tiles[index - work_.shared_tiles];
     const int first = index * work_.shared_rows;
@@ -161,9 +191,10 @@ class ExpertItems {
   const CudaExpertParams& p_;
   const Work& work_;
   const int cluster_, rank_, num_shared_;
+  const uint32_t launch_;  // of the plan
   int next_ = 0;
   int num_tiles_ = -1;  // not known yet
-  int num_down_ = 0;    // that it asked for, of the second product
+  int down_ = 0;        // what it has of the second product, in routed items
   int taken_ = 0;       // lane 0: the next of those
   int tile_index_ = -1;
   ExpertTile tile_;  // that one
@@ -177,6 +208,28 @@ struct Largest {
   uint64_t full[2];
 };
 
+// t of one token, as packets.
+class Packets {
+ public:
+  __device__ Packets(const CudaExpertParams& p, const Work& work, uint64_t number)
+      : tags_(Tags(number)),
+        num_blocks_(static_cast<int>(p.intermediate / 128)),
+        packets_(work.by_packets ? p.t_packets + (number & 1) * (1 + p.num_chosen) * num_blocks_ *
+                                                     kPacketsOfBlock
+                                 : nullptr) {}
+
+  __device__ bool exist() const { return packets_ != nullptr; }
+  __device__ uint2 tags() const { return tags_; }
+  __device__ uint4* At(int tile, int block) const {
+    return packets_ + (tile * num_blocks_ + block) * kPacketsOfBlock;
+  }
+
+ private:
+  const uint2 tags_;
+  const int num_blocks_;
+  uint4* const packets_;
+};
+
 // Which columns of a tile of t are complete, told to the warps that fetch them by the two blocks
 // that have written 128 columns.
 //
@@ -184,7 +237,15 @@ struct Largest {
 class OwnProgress {
  public:
   __device__ OwnProgress(const CudaExpertParams& p, const Work& work, const ExpertRank& /*rank*/)
-      : p_(p), work_(work) {}
+      : p_(p), work_(work), packets_(p, work, work.by_packets ? PlanLaunch(*p.plan.board) : 0) {}
+
+  struct AllPatience {
+    __device__ bool Wait(int /*rank*/) const { return true; }
+  };
+  __device__ AllPatience patience() const { return {}; }
+  __device__ int OwnerOf(int /*block*/) const { return 0; }
+  __device__ const Packets& packets() const { return packets_; }
+  __device__ void Send(uint4* to, uint2 words) const { StorePacket(to, words, packets_.tags()); }
 
   template <typename U>
   __device__ void Store(U* to, U value) const {
@@ -210,6 +271,7 @@ class OwnProgress {
 
   const CudaExpertParams& p_;
   const Work& work_;
+  const Packets packets_;
 };
 
 // Ranks: each writes its columns to all of them, then, for every item and block, a flag that only
@@ -218,12 +280,27 @@ class OwnProgress {
 // (collective/peer_view.h).
 class RankProgress {
  public:
-  __device__ RankProgress(const CudaExpertParams& p, const Work& /*work*/, const ExpertRank& rank)
+  __device__ RankProgress(const CudaExpertParams& p, const Work& work, const ExpertRank& rank)
       : peers_(rank.exchange.peers),
         blocks_(rank.blocks),
         arrived_(rank.arrived),
         num_blocks_(static_cast<int>(p.intermediate / 128)),
-        number_(ExchangeNumber(rank.exchange)) {}
+        number_(ExchangeNumber(rank.exchange)),
+        packets_(p, work, number_) {}
+
+  __device__ Patience patience() const { return {peers_, peers_.rank}; }
+  // Of 128 columns of t.
+  __device__ int OwnerOf(int block) const {
+    int owner = 0;
+    while (block >= blocks_.begin[owner + 1]) ++owner;
+    return owner;
+  }
+  __device__ const Packets& packets() const { return packets_; }
+  __device__ void Send(uint4* to, uint2 words) const {
+    for (int rank = 0; rank < peers_.size; ++rank) {
+      StorePacket(There(to, rank), words, packets_.tags());
+    }
+  }
 
   template <typename U>
   __device__ void Store(U* to, U value) const {
@@ -235,9 +312,7 @@ class RankProgress {
   }
   __device__ void Await(const ExpertItem& item) const {
     for (int i = static_cast<int>(threadIdx.x) % 32; i < num_blocks_ * 2; i += 32) {
-      int owner = 0;
-      while (i / 2 >= blocks_.begin[owner + 1]) ++owner;
-      AwaitFlag(peers_, Flag(item.tile, i), number_, owner);
+      AwaitFlag(peers_, Flag(item.tile, i), number_, OwnerOf(i / 2));
     }
     __syncwarp();
     FenceAsyncProxy();
@@ -259,6 +334,31 @@ class RankProgress {
   uint64_t* const arrived_;
   const int num_blocks_;  // of t
   const uint64_t number_;
+  const Packets packets_;
+};
+
+// Where warp 17 finds the activations of items.
+template <typename Progress>
+class Activations {
+ public:
+  __device__ Activations(const Work& work, const Progress& progress)
+      : work_(work), progress_(progress) {}
+
+  __device__ const uint4* packets(const ExpertItem& item) const {
+    const Packets& packets = progress_.packets();
+    return item.is_down && packets.exist() ? packets.At(item.tile, 0) : nullptr;
+  }
+  __device__ uint2 tags() const { return progress_.packets().tags(); }
+  __device__ auto patience() const { return progress_.patience(); }
+  __device__ int OwnerOf(int block) const { return progress_.OwnerOf(block); }
+  __device__ void Await(const ExpertItem& item) const {
+    if (item.is_down || !work_.is_direct) WaitForPredecessor();
+    if (item.is_down) progress_.Await(item);
+  }
+
+ private:
+  const Work& work_;
+  const Progress& progress_;
 };
 
 // What the warp that writes hands over to the one that tells others: two items in turn.
@@ -332,10 +432,11 @@ class ExpertWriter {
                      Intermediate(gate.y, up.y, weight, p_.swiglu_limit)};
       *Value(inbox, token) = v;
       const float max = WarpMax(fmaxf(fabsf(v.x), fabsf(v.y)));
-      if (lane() < 2) StoreToBlock(&largest[rank_][token], static_cast<uint32_t>(lane()), max);
+      if (lane() < 2) SendToBlock(&largest[rank_][token], max, full, static_cast<uint32_t>(lane()));
     }
-    __syncwarp();
-    if (lane() < 2) BarrierArriveAt(full, static_cast<uint32_t>(lane()));
+    if (lane() == 0) {
+      BarrierExpectBytes(full, static_cast<uint32_t>(2 * __popc(tokens_)) * sizeof(float));
+    }
     BarrierWaitCluster(full, items_ / 2 & 1);
     const int column = item.part * 128 + rank_ * 64 + 2 * lane();
 #pragma unroll 2
@@ -344,23 +445,39 @@ class ExpertWriter {
       const uint32_t scale = Fp8Scale(fmaxf(largest[0][token], largest[1][token]));
       const float inverse = Ue8m0Inverse(scale);
       const float2 v = *Value(inbox, token);
+      const uint32_t two = Fp8Codes(v.x * inverse, v.y * inverse);
+      if (progress_.packets().exist()) {
+        SendPackets(item, two, scale);
+        break;
+      }
       const int64_t pair = int64_t{item.pair_group} * 8 + token;
       auto* const codes = p_.t.codes + Fp8TileOffset(pair, column, p_.t.row_groups);
-      progress_.Store(reinterpret_cast<uint16_t*>(codes),
-                      static_cast<uint16_t>(Fp8Codes(v.x * inverse, v.y * inverse)));
+      progress_.Store(reinterpret_cast<uint16_t*>(codes), static_cast<uint16_t>(two));
       if (lane() == 0 && rank_ == 0) {
         progress_.Store(p_.t.scales + item.part * p_.t.row_groups * 8 + pair, Ue8m0Value(scale));
       }
     }
+    ++items_;
+    if (progress_.packets().exist()) return;
     FenceAsyncProxy();
     HandOver(item.tile, item.part);
-    ++items_;
+  }
+  // The only token's 64 columns, two a lane.
+  __device__ void SendPackets(const ExpertItem& item, uint32_t two, uint32_t scale) const {
+    const uint32_t four = (two & 0xffff) | __shfl_down_sync(0xffffffffu, two, 1) << 16;
+    const uint32_t more = __shfl_down_sync(0xffffffffu, four, 2);
+    uint4* const to = progress_.packets().At(item.tile, item.part);
+    if (lane() % 4 == 0) progress_.Send(to + rank_ * 8 + lane() / 4, {four, more});
+    if (lane() == 1 && rank_ == 0) {
+      progress_.Send(to + kPacketsOfBlock - 1, {__float_as_uint(Ue8m0Value(scale)), 0});
+    }
   }
   __device__ void HandOver(int tile, int part) {
-    const int n = items_ & 1;
+    const int n = told_ & 1;
     __syncwarp();
     if (lane() != 0) return;
-    if (items_ >= 2) BarrierWait(&written_.empty[n], (items_ / 2 - 1) & 1);
+    if (told_ >= 2) BarrierWait(&written_.empty[n], (told_ / 2 - 1) & 1);
+    ++told_;
     written_.tile[n] = tile, written_.part[n] = part;
     BarrierArrive(&written_.full[n]);
   }
@@ -375,6 +492,7 @@ class ExpertWriter {
   Written& written_;
   const int rank_;
   int items_ = 0;        // of the first product, so far
+  int told_ = 0;         // lane 0: of those, handed over
   float weight_ = 1;     // of the token that is this lane's number
   uint32_t tokens_ = 0;  // of an item, a bit each: those that are written
 };
@@ -389,7 +507,7 @@ __global__ void __launch_bounds__((ExpertStream<kN, kStages>::kThreads), 1)
   __shared__ Largest<Stream::kFp8Tokens> largest;
   __shared__ Written written;
   if (threadIdx.x == 0) {
-    for (auto& barrier : largest.full) BarrierInit(&barrier, 2);
+    for (auto& barrier : largest.full) BarrierInit(&barrier, 1);
     for (auto* const barriers : {written.full, written.empty}) {
       for (int i = 0; i < 2; ++i) BarrierInit(&barriers[i], 1);
     }
@@ -404,11 +522,7 @@ __global__ void __launch_bounds__((ExpertStream<kN, kStages>::kThreads), 1)
     stream.FetchWeights(ExpertItems(p, work));
   } else if (warp == 17) {
     const Progress progress(p, work, rank);
-    WaitForPredecessor();
-    AllowSuccessor();
-    stream.FetchActivations([&progress](const ExpertItem& item) {
-      if (item.is_down) progress.Await(item);
-    });
+    stream.FetchActivations(Activations<Progress>(work, progress));
   } else if (warp == 18) {
     const Progress progress(p, work, rank);
     WaitForPredecessor();
@@ -420,6 +534,7 @@ __global__ void __launch_bounds__((ExpertStream<kN, kStages>::kThreads), 1)
   } else {
     const Progress progress(p, work, rank);
     WaitForPredecessor();
+    AllowSuccessor();
     written.TellAll(progress);
   }
   ClusterWait();
@@ -442,9 +557,11 @@ template <typename Progress>
 void Run(const CudaExpertParams& p, Work work, const ExpertRank& rank, device::Stream& stream) {
   work.shared_rows = SharedTileRows(p.num_tokens);
   work.shared_tiles = NumSharedTiles(p.shared_tokens(), p.num_tokens);
-  work.max_tiles = static_cast<int>(work.shared_tiles +
-                                    MaxExpertTiles(p.num_tokens, p.num_experts, p.num_chosen));
-  work.plan_is_early = p.num_tokens > kDirectTokens || !work.gate_up;
+  work.max_tiles = static_cast<int>(MaxExpertTiles(p.num_tokens, p.num_experts, p.num_chosen));
+  work.is_direct = p.num_tokens <= kDirectTokens;
+  work.by_packets =
+      p.num_tokens == 1 && work.gate_up && work.down && p.intermediate <= kMaxPacketColumns;
+  CHECK(!work.by_packets || p.t_packets != nullptr);
   work.deal.items_of_tile = work.gate_up ? static_cast<int>(work.gate_up_rows / 128) : 0;
   work.deal.num_shared = work.shared_tiles * work.deal.items_of_tile;
   work.deal.weight = p.routed.kind == TileKind::kFp4 ? 2 : 1;

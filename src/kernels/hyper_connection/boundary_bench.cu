@@ -58,7 +58,8 @@ class Bench {
              .tiles = bench_.Zeros<ExpertTile>(MaxExpertTiles(tokens, kExperts, kChosen)),
              .pair_of = bench_.Zeros<int32_t>(tokens * kChosen),
              .pair_weight = Floats(MaxPairRows(tokens, kExperts, kChosen)),
-             .progress = bench_.Zeros<int32_t>(NumProgress(tokens, kExperts, kChosen))};
+             .progress = bench_.Zeros<int32_t>(NumProgress(tokens, kExperts, kChosen)),
+             .board = bench_.Zeros<PlanBoard>(1)};
   }
 
   void Run() {

@@ -284,8 +284,15 @@ class DirectPlan {
     const bool is_pair = token < tokens_, has_pair = is_pair && p_.token_seq[token] >= 0;
     if (thread() < kGroups * kWords) (&s_.used[0][0])[thread()] = 0;
     WaitForPredecessor();
-    AllowSuccessor();
     const uint32_t number = LaunchNumber(p_);
+    if (warp() == 0) {
+      if (thread() == 0) {
+        p_.plan.board->launch = number;
+        __threadfence();  // there before a block of the successor is
+      }
+      __syncwarp();
+      AllowSuccessor();
+    }
     const int most_tiles = MaxDirectTiles(tokens_, p_.num_experts, p_.num_chosen);
 #pragma unroll 1
     for (int row = thread(); row < most_tiles * 8; row += kDirectThreads) {
@@ -310,7 +317,7 @@ class DirectPlan {
       const int in_word = lane < kGroups * kWords ? __popc(words[lane]) : 0;
       const int count = __reduce_add_sync(0xffffffffu, in_word);
       if (lane == 0) {
-        *p_.plan.num_tiles = count;
+        SendWord(&p_.plan.board->num_tiles, static_cast<uint32_t>(count), number);
         p_.board->launches = number;
       }
     }
@@ -318,7 +325,7 @@ class DirectPlan {
     if (has_pair) {  // tiles are the experts that are used, in order, each one's groups together
       const int tile = TilesBefore(expert, group);
       row = (kGroups + tile) * 8 + token % 8;
-      p_.plan.tiles[tile] = {expert, group, kGroups + tile, min(8, tokens_ - group * 8)};
+      SendWord(&p_.plan.board->tiles[tile], static_cast<uint32_t>(group << 16 | expert), number);
       p_.plan.pair_weight[row] = own.weights[choice];
     }
     if (is_pair) p_.plan.pair_of[thread()] = row;

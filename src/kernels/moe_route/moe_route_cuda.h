@@ -14,7 +14,6 @@
 namespace fathom::kernels {
 
 inline constexpr int kMaxExperts = 512;
-inline constexpr int kMaxChosen = 16;
 
 inline constexpr int kMaxRouteBlocks = 128;
 
