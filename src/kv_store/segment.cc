@@ -111,8 +111,10 @@ Result<KvRecord> ParseSegmentHead(std::span<const std::byte> head, int64_t file_
   record.parent = {header.parent[0], header.parent[1]};
   record.num_tokens = static_cast<int32_t>(header.num_tokens);
   record.token_ids.resize(header.num_token_ids);
-  std::memcpy(record.token_ids.data(), head.data() + sizeof(header),
-              record.token_ids.size() * sizeof(int32_t));
+  if (!record.token_ids.empty()) {
+    std::memcpy(record.token_ids.data(), head.data() + sizeof(header),
+                record.token_ids.size() * sizeof(int32_t));
+  }
   return record;
 }
 
