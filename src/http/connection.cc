@@ -80,6 +80,8 @@ Connection::Connection(Socket socket, std::shared_ptr<ServerState> state)
       parser_(std::make_unique<RequestParser>(limits_)) {}
 
 void Connection::Post(std::function<void()> function) {
+  // After the server's end nobody would run it: it would wait in `io` for good, which it keeps.
+  if (state_->io.stopped()) return;
   asio::post(socket_.get_executor(),
              [self = shared_from_this(), f = std::move(function)] { RunGuarded(f); });
 }

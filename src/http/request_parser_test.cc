@@ -138,7 +138,7 @@ TEST(RequestParser, RefusesMalformedRequests) {
   EXPECT_EQ(StatusOf("GET / H\r\n\r\n"), 400);
   EXPECT_EQ(StatusOf("GET / HTTP/1.1\nHost: x\n\n"), 400);  // bare LF
   EXPECT_EQ(StatusOf("GET / HTTP/1.1\r\nHost: x\nA: b\r\n\r\n"), 400);
-  EXPECT_EQ(StatusOf(std::string("GET / HTTP/1.1\r\nHost: x\r\nA: \0\r\n\r\n", 36)), 400);
+  EXPECT_EQ(StatusOf(std::string("GET / HTTP/1.1\r\nHost: x\r\nA: \0\r\n\r\n", 33)), 400);
   EXPECT_EQ(StatusOf("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), 505);
   EXPECT_EQ(StatusOf("GET / HTTP/2.0\r\nHost: x\r\n\r\n"), 505);
   EXPECT_EQ(StatusOf("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"), 400);  // TLS hello
