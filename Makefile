@@ -46,6 +46,7 @@ test-gpu:  ## the tests of device code, on a machine with a GPU
 	cmake --preset cuda
 	cmake --build --preset cuda -j $(JOBS)
 	ctest --test-dir build-cuda -j 1 --output-on-failure --no-tests=error
+	FATHOM_BINARY=$(CURDIR)/build-cuda/fathom $(PYTHON) -m pytest tests/e2e/gpu_ranks_test.py
 
 format:  ## rewrites the sources in the one style
 	scripts/setup --lint

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -49,10 +50,15 @@ void CudaExpertRanks::EndStep(device::Stream& stream) {
 
 Result<std::vector<std::shared_ptr<CudaExpertRanks>>> MakeCudaExpertRanks(
     std::span<const int> gpus, const CudaExpertOptions& options) {
+  const std::string topology = device::DescribeTopology(gpus, device::ProbePeerLink);
+  if (!AllReachAll(gpus)) {
+    return DeviceError(topology +
+                       ": data ranks need to reach each other's memory; tensor ranks and stages "
+                       "do not");
+  }
   const auto layout = LayoutOf(gpus.size(), options);
   ASSIGN_OR_RETURN(auto made, CudaPeers::Make(gpus, layout.bytes, options.timeout));
-  LogInfo("{}; data ranks write to each other's memory",
-          device::DescribeTopology(gpus, device::ProbePeerLink));
+  LogInfo("{}; data ranks write to each other's memory", topology);
   const std::shared_ptr<const CudaPeers> peers = std::move(made);
   std::vector<std::shared_ptr<CudaExpertRanks>> ranks;
   for (size_t rank = 0; rank < gpus.size(); ++rank) {

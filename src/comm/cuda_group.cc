@@ -7,22 +7,11 @@
 
 #include "base/log.h"
 #include "comm/cuda_collective_kinds.h"
+#include "comm/cuda_peers.h"
 #include "comm/memory_transport.h"
 #include "device/cuda/multi_gpu.h"
 
 namespace fathom::comm {
-namespace {
-
-bool AllReachAll(std::span<const int> gpus) {
-  for (const int from : gpus) {
-    for (const int to : gpus) {
-      if (from != to && device::ProbePeerLink(from, to) == device::PeerLink::kNone) return false;
-    }
-  }
-  return true;
-}
-
-}  // namespace
 
 Status CheckGroupSize(int size) {
   if (size <= kernels::kMaxPeers) return OkStatus();

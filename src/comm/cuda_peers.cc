@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <utility>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "comm/cuda_collective_kinds.h"
 #include "comm/group.h"
 #include "device/cuda/multi_gpu.h"
@@ -44,6 +46,15 @@ Status CheckGroup(size_t size) {
 
 }  // namespace
 
+bool AllReachAll(std::span<const int> gpus) {
+  for (const int from : gpus) {
+    for (const int to : gpus) {
+      if (from != to && device::ProbePeerLink(from, to) == device::PeerLink::kNone) return false;
+    }
+  }
+  return true;
+}
+
 CudaPeers::CudaPeers(std::vector<int> gpus, int64_t shared_bytes, Duration timeout)
     : gpus_(std::move(gpus)),
       layout_(kernels::MakePeerLayout(static_cast<int>(gpus_.size()), shared_bytes)),
@@ -79,6 +90,7 @@ Result<std::unique_ptr<CudaPeers>> CudaPeers::Join(Transport& transport,
   RETURN_IF_ERROR(peers->AllocateReports());
   RETURN_IF_ERROR(peers->Allocate(peers->only_rank_));
   RETURN_IF_ERROR(peers->Exchange(transport, members, peers->only_rank_));
+  LogInfo("{} ranks, a process each, write to each other's memory", members.size());
   return peers;
 }
 
@@ -86,6 +98,7 @@ Result<std::unique_ptr<CudaPeers>> CudaPeers::Join(Transport& transport,
 Status CudaPeers::Exchange(Transport& transport, std::span<const int> members, int rank) {
   struct Card {
     cudaIpcMemHandle_t memory;
+    cudaUUID_t uuid;
     int32_t gpu;
   };
   std::vector<Card> cards(members.size());
@@ -98,12 +111,22 @@ Status CudaPeers::Exchange(Transport& transport, std::span<const int> members, i
   const int gpu = gpus_[static_cast<size_t>(rank)];
   Card& own = cards[static_cast<size_t>(rank)];
   own.gpu = gpu;
+  cudaDeviceProp properties{};
+  RETURN_IF_CUDA_ERROR("cudaGetDeviceProperties", gpu, cudaGetDeviceProperties(&properties, gpu));
+  own.uuid = properties.uuid;
   RETURN_IF_CUDA_ERROR("sharing memory with other processes", gpu,
                        cudaIpcGetMemHandle(&own.memory, view.memory[rank]));
   RETURN_IF_ERROR(Group(transport, {members.begin(), members.end()})
                       .AllGather(std::as_writable_bytes(std::span(cards)), places));
   for (size_t i = 0; i < cards.size(); ++i) {
     if (static_cast<int>(i) == rank) continue;
+    if (std::memcmp(&cards[i].uuid, &own.uuid, sizeof(own.uuid)) == 0) {
+      return DeviceError(
+          fmt::format("ranks {} and {} are on the same GPU: each needs one of its own (start fewer "
+                      "processes, or see CUDA_VISIBLE_DEVICES)",
+                      std::min(members[i], members[static_cast<size_t>(rank)]),
+                      std::max(members[i], members[static_cast<size_t>(rank)])));
+    }
     gpus_[i] = cards[i].gpu;
     void* memory = nullptr;
     const cudaError_t error =
@@ -112,7 +135,7 @@ Status CudaPeers::Exchange(Transport& transport, std::span<const int> members, i
       (void)cudaGetLastError();
       return DeviceError(fmt::format(
           "the GPU of rank {} cannot be reached from rank {}'s process ({}): tensor and data ranks "
-          "are of one host, and each process has to see all their GPUs (CUDA_VISIBLE_DEVICES)",
+          "are of one host; if it sees its own GPU only, show it all (CUDA_VISIBLE_DEVICES)",
           members[i], members[static_cast<size_t>(rank)], cudaGetErrorString(error)));
     }
     view.memory[i] = static_cast<std::byte*>(memory);

@@ -15,6 +15,9 @@
 
 namespace fathom::comm {
 
+// Kernels on each of these GPUs reach the memory of all the others.
+bool AllReachAll(std::span<const int> gpus);
+
 class CudaPeers {
  public:
   // With so much shared memory. All GPUs reach each other. kDevice: they do not, or kernels are

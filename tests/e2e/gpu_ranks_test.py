@@ -22,11 +22,15 @@ def count_gpus() -> int:
     return subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.count("GPU ")
 
 
-def ask(port: int) -> list[tuple[str, list[float]]]:
+# Of the prompts, for what changes how ranks work and not what they share out; a long one is among them.
+FEW = PROMPTS[2::4]
+
+
+def ask(port: int, prompts: list[str] = PROMPTS) -> list[tuple[str, list[float]]]:
     """Greedy, one at a time: on a GPU the last bits depend on how many run together."""
     http = HttpClient(port)
     found = []
-    for prompt in PROMPTS:
+    for prompt in prompts:
         answer = http.chat(messages=[{"role": "user", "content": prompt}], max_tokens=256, temperature=0,
                            ignore_eos=True, logprobs=True)
         assert answer.status == 200, answer.text
@@ -35,47 +39,61 @@ def ask(port: int) -> list[tuple[str, list[float]]]:
     return found
 
 
-def answers(folder, *flags: str) -> list[tuple[str, list[float]]]:
-    server = ServerProcess.serve(folder / "log.txt", "--device", "cuda", "--max-model-len", "4096", *flags)
+def answers(folder, *flags: str, prompts: list[str] = PROMPTS, **environment: str) -> list[tuple[str, list[float]]]:
+    server = ServerProcess.serve(folder / "log.txt", "--device", "cuda", "--max-model-len", "4096", *flags,
+                                 environment=environment)
     try:
-        return ask(server.port)
+        return ask(server.port, prompts)
     finally:
         assert server.stop() == 0
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
+    """Each prompt's answer on one GPU."""
     if count_gpus() < 2:
         pytest.skip("two GPUs are needed")
-    return answers(tmp_path_factory.mktemp("one"))
-
-
-@pytest.mark.parametrize("num_gpus", [2, 4])
-@pytest.mark.parametrize("flags", [[], ["--enforce-eager"], ["--no-async-scheduling"], ["--disable-custom-all-reduce"]])
-def test_several_gpus_have_the_bits_of_one(num_gpus, flags, expected, tmp_path):
-    if count_gpus() < num_gpus:
-        pytest.skip(f"{num_gpus} GPUs are needed")
-    assert answers(tmp_path, "--tensor-parallel-size", str(num_gpus), *flags) == expected
+    return dict(zip(PROMPTS, answers(tmp_path_factory.mktemp("one"))))
 
 
 @pytest.mark.parametrize("num_gpus,flags", [
-    (2, "--pipeline-parallel-size 2"), (2, "--data-parallel-size 2 --enable-expert-parallel"),
+    (2, "--tensor-parallel-size 2"), (2, "--pipeline-parallel-size 2"),
+    (2, "--data-parallel-size 2 --enable-expert-parallel"), (4, "--tensor-parallel-size 4"),
     (4, "--data-parallel-size 4 --enable-expert-parallel"),
     (4, "--pipeline-parallel-size 2 --tensor-parallel-size 2"),
     (4, "--pipeline-parallel-size 2 --data-parallel-size 2 --enable-expert-parallel")])
 def test_every_layout_has_the_bits_of_one_gpu(num_gpus, flags, expected, tmp_path):
     if count_gpus() < num_gpus:
         pytest.skip(f"{num_gpus} GPUs are needed")
-    assert answers(tmp_path, *flags.split()) == expected
+    assert answers(tmp_path, *flags.split()) == list(expected.values())
+
+
+@pytest.mark.parametrize("num_gpus", [2, 4])
+@pytest.mark.parametrize("flag", ["--enforce-eager", "--no-async-scheduling", "--disable-custom-all-reduce"])
+def test_tensor_ranks_have_the_bits_of_one_gpu_however_they_run(num_gpus, flag, expected, tmp_path):
+    if count_gpus() < num_gpus:
+        pytest.skip(f"{num_gpus} GPUs are needed")
+    found = answers(tmp_path, "--tensor-parallel-size", str(num_gpus), flag, prompts=FEW)
+    assert found == [expected[prompt] for prompt in FEW]
+
+
+def test_gpus_that_only_the_host_connects_have_the_bits_of_one(expected, tmp_path):
+    (tmp_path / "libnccl.so.2").touch()  # is found first, and is no library
+    found = answers(tmp_path, "--tensor-parallel-size", "2", "--disable-custom-all-reduce", prompts=FEW,
+                    LD_LIBRARY_PATH=str(tmp_path))
+    assert found == [expected[prompt] for prompt in FEW]
+    assert "ranks exchange through host memory" in (tmp_path / "log.txt").read_text()
 
 
 @contextlib.contextmanager
-def a_process_for_each_gpu(folder, *flags: str) -> Iterator[list[ServerProcess]]:
+def a_process_for_each_gpu(folder, *flags: str, visible: tuple[str, str] | None = None) -> Iterator[list[ServerProcess]]:
+    """`visible`: the only GPU that each process sees."""
     port, meeting = free_port(), free_port()
     command = [str(BINARY), "serve", str(MODEL), "--device", "cuda", "--max-model-len", "4096", "--port", str(port),
                *flags]
-    nodes = [ServerProcess(command, port, folder / f"node{rank}.txt", {**SECRET, **torchrun(rank, meeting)})
-             for rank in range(2)]
+    sight = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in visible] if visible else [{}, {}]
+    nodes = [ServerProcess(command, port, folder / f"node{rank}.txt",
+                           {**SECRET, **torchrun(rank, meeting), **sight[rank]}) for rank in range(2)]
     try:
         nodes[0].wait_until_ready(60)
         yield nodes
@@ -88,12 +106,20 @@ def a_process_for_each_gpu(folder, *flags: str) -> Iterator[list[ServerProcess]]
 TWO_GPUS = ["--tensor-parallel-size 2", "--pipeline-parallel-size 2", "--data-parallel-size 2 --enable-expert-parallel"]
 
 
+@pytest.mark.parametrize("visible", [None, ("0", "1")], ids=["all_visible", "own_visible"])
 @pytest.mark.parametrize("flags", TWO_GPUS)
-def test_a_process_for_each_gpu_has_the_bits_of_one_gpu(flags, expected, tmp_path):
-    with a_process_for_each_gpu(tmp_path, *flags.split()) as nodes:
-        assert ask(nodes[0].port) == expected
+def test_a_process_for_each_gpu_has_the_bits_of_one_gpu(flags, visible, expected, tmp_path):
+    with a_process_for_each_gpu(tmp_path, *flags.split(), visible=visible) as nodes:
+        assert ask(nodes[0].port, FEW) == [expected[prompt] for prompt in FEW]
         os.kill(nodes[0].process.pid, signal.SIGTERM)
         assert [node.ended() for node in nodes] == [0, 0], nodes[1].log.read_text()
+
+
+@pytest.mark.skipif(count_gpus() < 1, reason="a GPU is needed")
+def test_two_tensor_ranks_on_one_gpu_are_refused(tmp_path):
+    with pytest.raises(AssertionError, match="ranks 0 and 1 are on the same GPU"):
+        with a_process_for_each_gpu(tmp_path, "--tensor-parallel-size", "2", visible=("0", "0")):
+            pass
 
 
 @pytest.mark.skipif(count_gpus() < 2, reason="two GPUs are needed")
@@ -110,9 +136,15 @@ def test_a_process_that_dies_or_hangs_ends_the_group(flags, signal_number, tmp_p
         assert "node 1" in line or "rank 1" in line
 
 
+def refusal(exit_code: int, *flags: str, **environment: str) -> str:
+    done = subprocess.run([str(BINARY), "serve", str(MODEL), "--device", "cuda", *flags], capture_output=True, text=True,
+                          timeout=60, env={**os.environ, **environment})
+    assert done.returncode == exit_code and done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
 def test_a_layout_that_gpus_do_not_run_is_one_line(expected):
     del expected  # there are GPUs
     for flags in ("--data-parallel-size 2", "--tensor-parallel-size 2 --enable-expert-parallel"):
-        done = subprocess.run([str(BINARY), "serve", str(MODEL), "--device", "cuda", *flags.split()],
-                              capture_output=True, text=True, timeout=60)
-        assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--device cpu" in done.stderr
+        assert "--device cpu" in refusal(2, *flags.split())
+    assert "2 GPUs are needed" in refusal(5, "--tensor-parallel-size", "2", CUDA_VISIBLE_DEVICES="0")

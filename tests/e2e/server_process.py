@@ -59,10 +59,10 @@ class ServerProcess:
         raise AssertionError(f"not ready; exit code {self.process.poll()}:\n{self.log.read_text()}")
 
     @classmethod
-    def serve(cls, log: Path, *flags: str) -> ServerProcess:
+    def serve(cls, log: Path, *flags: str, environment: dict[str, str] | None = None) -> ServerProcess:
         """The built-in model with these flags, ready to answer."""
         port = free_port()
-        process = cls([str(BINARY), "serve", str(MODEL), "--port", str(port), *flags], port, log)
+        process = cls([str(BINARY), "serve", str(MODEL), "--port", str(port), *flags], port, log, environment)
         try:
             process.wait_until_ready(60)
         except AssertionError:
