@@ -6,6 +6,9 @@ namespace {
 
 using config::ParallelConfig;
 
+constexpr const char* kHowHostsMeet =
+    "hosts share any layout by --nnodes, --node-rank and --master-addr, and only node 0 listens";
+
 ApplyFlag SetSize(int ParallelConfig::* member, const char* flag) {
   return [=](const FlagValues& values, ServeOptions& options) -> Status {
     ASSIGN_OR_RETURN(options.model.parallel.*member, ParseNumber<int>(values[0], 1, 1024, flag));
@@ -43,12 +46,21 @@ void AddLayoutFlags(std::vector<ServeFlag>* flags) {
       FlagKind::kSwitch));
   flags->push_back(Works(
       "disable-custom-all-reduce", "",
-      "on GPUs, leave gathers to NCCL or host memory instead of kernels over peer memory",
+      "leave tensor ranks' gathers on GPUs to NCCL or host memory instead of kernels over peer "
+      "memory",
       [](const FlagValues& v, ServeOptions& o) {
         o.model.disable_custom_all_reduce = v[0] == "true";
         return OkStatus();
       },
       FlagKind::kSwitch));
+  for (const char* name : {"distributed-executor-backend", "data-parallel-backend"}) {
+    flags->push_back(NoEffect(name, FlagKind::kValue, "a host's ranks are threads of one process"));
+  }
+  flags->push_back(
+      NoEffect("all2all-backend", FlagKind::kValue, "data ranks write to each other's memory"));
+  flags->push_back(NoEffect("api-server-count", FlagKind::kValue,
+                            "one server answers for all data ranks; see --io-threads"));
+  flags->push_back(NoEffect("enable-eplb", FlagKind::kSwitch, "experts stay where they are"));
 }
 
 void AddNodeFlags(std::vector<ServeFlag>* flags) {
@@ -72,6 +84,11 @@ void AddNodeFlags(std::vector<ServeFlag>* flags) {
                            o.model.cluster_secret_file = v[0];
                            return OkStatus();
                          }));
+  for (const char* name : {"data-parallel-size-local", "data-parallel-start-rank",
+                           "data-parallel-address", "data-parallel-rpc-port"}) {
+    flags->push_back(Refused(name, FlagKind::kValue, kHowHostsMeet));
+  }
+  flags->push_back(Refused("headless", FlagKind::kSwitch, kHowHostsMeet));
 }
 
 }  // namespace

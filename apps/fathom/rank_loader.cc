@@ -10,6 +10,7 @@
 
 #include "apps/fathom/progress.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/thread_pool.h"
 #include "checkpoint/shard.h"
 #include "comm/cuda_group.h"
@@ -156,6 +157,10 @@ Result<std::vector<Partners>> JoinGpus(const ModelOptions& options,
   std::vector<int> gpus;
   for (const SessionRank& rank : ranks) gpus.push_back(rank.gpu);
   device::ReachEachOther(gpus);
+  if (options.disable_custom_all_reduce && options.parallel.data_parallel_size > 1) {
+    LogWarning(
+        "--disable-custom-all-reduce has no effect: data ranks write to each other's memory");
+  }
   const auto size = static_cast<size_t>(options.parallel.tensor_parallel_size *
                                         options.parallel.data_parallel_size);
   if (size == 1) return partners;
@@ -201,6 +206,23 @@ Status CheckLayout(const config::ParallelConfig& parallel, int num_ranks) {
   return OkStatus();
 }
 
+// Where there is no GPU at all, opening the first says why.
+Status CheckGpus(int num_ranks, int first_gpu) {
+  const int num_gpus = device::CountGpus();
+  if (num_gpus == 0 || first_gpu + num_ranks <= num_gpus) return OkStatus();
+  if (first_gpu > 0) {
+    return DeviceError(
+        fmt::format("this process is to run on GPU {} of its host, counted from 0, and sees {}: "
+                    "show it that one alone, or all (CUDA_VISIBLE_DEVICES)",
+                    first_gpu, num_gpus));
+  }
+  return DeviceError(
+      fmt::format("{} GPUs are needed, one for each rank of this host, and {} are there "
+                  "(nvidia-smi, CUDA_VISIBLE_DEVICES): lower a --...-parallel-size, or add hosts "
+                  "with --nnodes",
+                  num_ranks, num_gpus));
+}
+
 Result<std::vector<SessionRank>> OpenGpus(const ModelOptions& options, int num_ranks,
                                           int first_gpu) {
   if (options.numerics == config::Numerics::kFp32) {
@@ -208,6 +230,9 @@ Result<std::vector<SessionRank>> OpenGpus(const ModelOptions& options, int num_r
   }
   RETURN_IF_ERROR(CheckLayout(options.parallel, num_ranks));
   if (options.parallel.world_size() > 1) device::LoadKernelsEagerly();
+  // Some launchers show each process its own GPU only.
+  if (num_ranks == 1 && device::CountGpus() == 1) first_gpu = 0;
+  RETURN_IF_ERROR(CheckGpus(num_ranks, first_gpu));
   std::vector<SessionRank> ranks(static_cast<size_t>(num_ranks));
   for (int i = 0; i < num_ranks; ++i) {
     SessionRank& rank = ranks[static_cast<size_t>(i)];

@@ -236,8 +236,8 @@ void AddExecutionFlags(std::vector<ServeFlag>* flags) {
   flags->push_back(NoEffect("kernel-config", FlagKind::kJson, "the kernels are built in"));
   flags->push_back(
       NoEffect("compilation-config", FlagKind::kJson, "nothing is compiled at run time"));
-  flags->push_back(
-      NoEffect("max-cudagraph-capture-size", FlagKind::kValue, "a CPU has no graphs to capture"));
+  flags->push_back(NoEffect("max-cudagraph-capture-size", FlagKind::kValue,
+                            "decodes of up to --max-num-seqs sequences are captured"));
   flags->push_back(
       NoEffect("swap-space", FlagKind::kValue, "a preempted request is computed again"));
   flags->push_back(
