@@ -249,7 +249,8 @@ int Run(const char* what) {
   }
   if (chosen("ranks")) {
     for (const Model& model : {kFlashHalf, kFlashQuarter}) {
-      for (const Step& step : {Step{1, 8192, 0}, Step{1, 1, 4096}, Step{64, 1, 4096}}) {
+      for (const Step& step : {Step{1, 8192, 0}, Step{1, 1, 4096}, Step{64, 1, 4096},
+                               Step{1, 1, 131072}, Step{1, 1, 262144}, Step{1, 1, 1048000}}) {
         Layer layer(bench, model, step);
         for (const int ratio : {0, 4, 128}) layer.Attend(ratio);
         bench.Free();

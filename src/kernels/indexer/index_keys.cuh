@@ -18,13 +18,20 @@ __device__ __forceinline__ uint2 FoldedCodes(int distance) {
   return Fp4CodesAsFp8(exp2f(static_cast<float>(kFoldTop - distance)));
 }
 
-// Four FP4 codes (16 bits) as FP8 codes of a block's table.
-__device__ __forceinline__ uint32_t WidenFp4(uint32_t codes, uint2 table) {
-  const uint32_t magnitude = __byte_perm(table.x, table.y, codes & 0x7777u);
-  // Selectors with bit 3 set spread the chosen byte's sign: 0xff where negative, 0x80 elsewhere.
-  uint32_t sign;
-  asm("prmt.b32 %0, %1, %1, %2;" : "=r"(sign) : "r"(0x80808080u), "r"(codes));
-  return magnitude | (sign << 1 & 0x80808080u);
+// As __byte_perm, for selectors below 8, which that one makes sure of.
+__device__ __forceinline__ uint32_t SelectBytes(uint2 from, uint32_t selectors) {
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(from.x), "r"(from.y), "r"(selectors));
+  return bytes;
+}
+
+// Eight FP4 codes as FP8 codes of a block's table, four a word.
+__device__ __forceinline__ uint2 WidenFp4(uint32_t codes, uint2 table) {
+  const uint32_t magnitudes = codes & 0x77777777u;
+  const uint2 signs{codes << 4, codes};  // the tops of their bytes: of every second code
+  const uint32_t first = SelectBytes(signs, 0x5140), last = SelectBytes(signs, 0x7362);
+  return {SelectBytes(table, magnitudes) | (first & 0x80808080u),
+          SelectBytes(table, magnitudes >> 16) | (last & 0x80808080u)};
 }
 
 __device__ __forceinline__ uint32_t MaxByte(uint32_t x) {
@@ -78,8 +85,8 @@ struct IndexKeyFetch {
                                     {raw[1].x, raw[1].y, raw[1].z, raw[1].w}};
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) {
-        store(2 * i, WidenFp4(words[0][i], first), WidenFp4(words[1][i], second));
-        store(2 * i + 1, WidenFp4(words[0][i] >> 16, first), WidenFp4(words[1][i] >> 16, second));
+        const uint2 a = WidenFp4(words[0][i], first), b = WidenFp4(words[1][i], second);
+        store(2 * i, a.x, b.x), store(2 * i + 1, a.y, b.y);
       }
       return __uint_as_float(top << 23) * (1.0f / (1 << kFoldTop));
     }
@@ -133,8 +140,8 @@ struct IndexKeyRows {
         const uint32_t words[4] = {raw[r].x, raw[r].y, raw[r].z, raw[r].w};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          a[i][r] = WidenFp4(words[i], tables[r]);
-          a[i][2 + r] = WidenFp4(words[i] >> 16, tables[r]);
+          const uint2 codes = WidenFp4(words[i], tables[r]);
+          a[i][r] = codes.x, a[i][2 + r] = codes.y;
         }
       }
       const uint32_t mine = quad % 2 == 0 ? top << 16 : top;

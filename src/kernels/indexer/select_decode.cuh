@@ -64,8 +64,9 @@ class DecodeScorer {
     thread_ = threadIdx.x % 128;
     pages_ = pages + group_ * stages_ * kPageBytes;
     stage_ = thread_ / 32 + thread_ % 32 * 4;
+    if (stage_ >= stages_) return;
     const int tile = first_ + group_ + stage_ * kDecodeGroups;
-    if (stage_ < stages_ && tile < end_) page_ = table_[tile];
+    page_ = PageOf(tile), next_page_ = PageOf(tile + stages_ * kDecodeGroups);
   }
 
   // Before the wait: the first tiles' keys. Run comes after a __syncthreads.
@@ -73,7 +74,7 @@ class DecodeScorer {
     if (stage_ >= stages_) return;
     BarrierInit(s_.full[group_] + stage_, 1);
     BarrierInitFence();
-    if (page_ >= 0) Copy();
+    if (page_ >= 0) Copy(page_);
   }
 
   // Scores into scores[entry - 64 first], counted in the bins.
@@ -96,7 +97,10 @@ class DecodeScorer {
       const int next = tile + stages_ * kDecodeGroups;
       if (next < end_) {
         NamedBarrier(1 + group_, 128);  // all have read the page
-        if (stage_ == stage) page_ = table_[next], Copy();
+        if (stage_ == stage) {
+          Copy(next_page_);
+          next_page_ = PageOf(next + stages_ * kDecodeGroups);
+        }
       }
       Score(tile, keys, queries, weights);
       if (++stage == stages_) stage = 0, parity ^= 1;
@@ -106,16 +110,22 @@ class DecodeScorer {
  private:
   static constexpr int kPageBytes = IndexPageBytes(kType);
 
-  __device__ void Copy() {
+  __device__ int PageOf(int tile) const { return tile < end_ ? table_[tile] : -1; }
+  __device__ void Copy(int page) {
     uint64_t* const full = s_.full[group_] + stage_;
     BarrierExpectBytes(full, kPageBytes);
-    BulkCopy(pages_ + stage_ * kPageBytes, EntryAt(keys_, page_, 0).data, kPageBytes, full);
+    BulkCopy(pages_ + stage_ * kPageBytes, EntryAt(keys_, page, 0).data, kPageBytes, full);
   }
   __device__ int row() const { return thread_ / 32 * 16 + thread_ % 32 / 4; }
 
-  __device__ void Score(int tile, const IndexKeyRows<kType>& keys, uint64_t queries,
+  __device__ void Score(int tile, IndexKeyRows<kType>& keys, uint64_t queries,
                         const float2 (&weights)[kDecodeHeads / 8]) {
     float d[kDecodeHeads / 2];
+    // All keys are widened before the first product: between them it would have to be waited for.
+#pragma unroll
+    for (uint32_t (&a)[4] : keys.a) {
+      asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3]));
+    }
     WgmmaFence();
 #pragma unroll
     for (int k = 0; k < kIndexDim / 32; ++k) {
@@ -151,8 +161,8 @@ class DecodeScorer {
   float* scores_;
   uint8_t* pages_;
   int group_, thread_;
-  int stage_;      // the one that this thread fills, one of each warp first
-  int page_ = -1;  // with this page
+  int stage_;                       // the one that this thread fills, one of each warp first
+  int page_ = -1, next_page_ = -1;  // with these pages
 };
 
 // 16 warps, four heads each.

@@ -1,9 +1,9 @@
 // Attention of steps of few tokens: latency counts, so a token's work is spread thin. A block takes
-// 8 or 16 heads and a split of the keys, 64 at a time: keys (in shared memory as BF16) are the rows
-// of mma, heads its columns; a warp scores 16 keys over half the columns, turns the scores of a
-// head in eight into probabilities, and adds up 64 output columns. A tile is fetched while the one
-// before is added up, the first before the wait where earlier launches than the last wrote it. A
-// few splits of a token's heads are a cluster, which adds its parts through distributed shared
+// 8, 16 or 32 heads and a split of the keys, 64 at a time: keys (in shared memory as BF16) are the
+// rows of mma, heads its columns; a warp scores 16 keys over half the columns, turns the scores of
+// a head in eight into probabilities, and adds up 64 output columns. A tile is fetched while the
+// one before is added up, the first before the wait where earlier launches than the last wrote it.
+// A few splits of a token's heads are a cluster, which adds its parts through distributed shared
 // memory in the order of its ranks; many leave their parts to CombineKernel, whose blocks start
 // beside them. Device code only.
 #pragma once
@@ -88,7 +88,16 @@ class DecodeAttention {
     const int row = static_cast<int>(threadIdx.x) / 4, lane = static_cast<int>(threadIdx.x) % 4;
     const uint32_t tile = SharedAddress(s_.keys);
     KeyRow key;
-    const auto fetch = [&](int i) { key.Fetch(BytesOf(first + i * kKeyTile + row, end), lane); };
+    // The next key's entry and page are read ahead of its bytes.
+    int entry = 0, page = 0;
+    const auto locate = [&](int i) {
+      const int k = first + i * kKeyTile + row;
+      if (k < end) entry = keys_.Entry(k), page = keys_.Page(k, entry);
+    };
+    const auto fetch = [&](int i) {
+      const int k = first + i * kKeyTile + row;
+      key.Fetch(k < end ? keys_.Bytes(k, entry, page) : KeyBytes{}, lane);
+    };
     // Before the wait: what the last launch has not written, and all that can be done with it.
     const bool early = first + row < keys_.num_early();
     const AngleQuad angles = LoadAngles();
@@ -107,10 +116,12 @@ class DecodeAttention {
         for (int t = 0; t < kTiles; ++t) LoadHead(8 * t + warp_, q[t]);
       }
       if (early == (after == 0)) {
+        locate(0);
         fetch(0);
         key.Place(tile, row, lane);
       }
     }
+    locate(1);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) PrepareHead(8 * t + warp_, q[t], angles);
     for (int i = 0; i < num_tiles; ++i) {
@@ -118,7 +129,10 @@ class DecodeAttention {
         __syncthreads();  // all are done with the tile before
         key.Place(tile, row, lane);
       }
-      if (i + 1 < num_tiles) fetch(i + 1);  // on its way while this tile is added up
+      if (i + 1 < num_tiles) {  // on its way while this tile is added up
+        fetch(i + 1);
+        locate(i + 2);
+      }
       __syncthreads();
       Score(tile);
       __syncthreads();
@@ -178,10 +192,6 @@ class DecodeAttention {
   static constexpr float kNothing = -__builtin_huge_valf();
 
   __device__ static int PartOffset(int head, int column) { return head * (kHeadDim + 4) + column; }
-
-  __device__ KeyBytes BytesOf(int key, int end) const {
-    return key < end ? keys_.Bytes(key, keys_.Entry(key)) : KeyBytes{};
-  }
 
   struct AngleQuad {
     float2 angles[4];

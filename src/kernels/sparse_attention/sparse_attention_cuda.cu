@@ -108,13 +108,15 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
   }
 }
 
-// A block adds up a head's parts: four columns of every kGroups-th a thread.
-constexpr int kCombineColumns = kHeadDim / 4;
-
-template <int kGroups>
-struct CombineShared {
-  float weights[kTargetBlocks];
-  float4 sums[kGroups][kCombineColumns];
+// A block adds up one of kSlices slices of a head's parts: four columns of every kGroups-th a
+// thread.
+template <int kGroups, int kSlices>
+struct CombineShape {
+  static constexpr int kColumns = kHeadDim / 4 / kSlices, kThreads = kColumns * kGroups;
+  struct Shared {
+    float weights[kTargetBlocks];
+    float4 sums[kGroups][kColumns];
+  };
 };
 
 __device__ __forceinline__ void AddWeighted(float4& sum, float weight, const float4& v) {
@@ -122,24 +124,26 @@ __device__ __forceinline__ void AddWeighted(float4& sum, float weight, const flo
   sum.z = fmaf(weight, v.z, sum.z), sum.w = fmaf(weight, v.w, sum.w);
 }
 
-template <int kGroups>
-__global__ void __launch_bounds__(kCombineColumns* kGroups)
+template <int kGroups, int kSlices>
+__global__ void __launch_bounds__(CombineShape<kGroups, kSlices>::kThreads)
     CombineKernel(const __grid_constant__ CudaSparseAttentionParams p, AttentionParts parts) {
   const int head = blockIdx.x, token = blockIdx.y, lane = threadIdx.x % 32;
-  const int group = threadIdx.x / kCombineColumns, place = threadIdx.x % kCombineColumns;
-  const int column = 4 * place;
-  __shared__ CombineShared<kGroups> shared;
+  using Shape = CombineShape<kGroups, kSlices>;
+  const int group = threadIdx.x / Shape::kColumns, place = threadIdx.x % Shape::kColumns;
+  const int column = 4 * (static_cast<int>(blockIdx.z) * Shape::kColumns + place);
+  __shared__ typename Shape::Shared shared;
   const TokenKeys keys(p, token);
   const float sink = p.sink[head];
-  WaitForPredecessor();
+  // The kernel before has waited for those before it: the next one may start, which waits for this.
   AllowSuccessor();
+  WaitForPredecessor();
   if (keys.is_padding()) return;
   const int num_splits =
       parts.all ? parts.max_splits : KeySplits(keys.size(), parts.max_splits).num_splits;
   const int64_t first = (int64_t{token} * p.num_heads + head) * parts.max_splits;
   const float* const sums = parts.sums + first * kHeadDim + column;
   // The first parts are on their way while the weights are made.
-  constexpr int kAhead = 8;
+  constexpr int kAhead = 9;
   float4 values[kAhead];
 #pragma unroll
   for (int k = 0; k < kAhead; ++k) {
@@ -191,7 +195,7 @@ __global__ void __launch_bounds__(kCombineColumns* kGroups)
   *reinterpret_cast<uint2*>(reinterpret_cast<uint8_t*>(p.out.values) + offset) = out;
 }
 
-// How a step of few tokens is spread out: 8 or 16 heads a block; 0 splits where it is not one.
+// How a step of few tokens is spread out: 8, 16 or 32 heads a block; 0 splits where it is not one.
 // Counts as for 64 heads, so that a rank that has some of them adds up as one that has all.
 struct DecodePlan {
   int heads = 8, splits = 0;
@@ -216,23 +220,23 @@ DecodePlan PlanDecode(const CudaSparseAttentionParams& p) {
     return {8, splits > 0 && tiles(splits) <= most ? splits : 0, true};
   }
   if (tokens > 4) return {};
-  // 96 blocks of 8 or of 16 heads, which leave multiprocessors to the blocks that add up; 132 where
-  // that saves tiles.
+  // 96 blocks of 8 or of 16 heads, which leave multiprocessors to the blocks that add up; 132, of
+  // 32 or of 16, where that saves tiles.
   const int few = 12 / tokens, more = 24 / tokens, most = 33 / tokens;
   if (tiles(few) == 1) return {8, few, false};
   if (tiles(more) <= 3) return {16, more, false};
+  if (tiles(2 * most) <= 2) return {32, 2 * most, false};
   if (tokens <= 2 && tiles(most) <= 4) return {16, most, false};
   return {};
 }
 
 void LaunchCombine(const CudaSparseAttentionParams& p, const AttentionParts& parts,
                    device::Stream& stream) {
-  const dim3 grid(p.num_heads, p.batch.num_tokens);
-  if (p.batch.num_tokens <= 8) {
-    LaunchKernel(CombineKernel<4>, grid, 4 * kCombineColumns, 0, stream, p, parts);
-  } else {
-    LaunchKernel(CombineKernel<1>, grid, kCombineColumns, 0, stream, p, parts);
-  }
+  const auto launch = [&]<int kGroups, int kSlices>(CombineShape<kGroups, kSlices>) {
+    LaunchKernel(CombineKernel<kGroups, kSlices>, dim3(p.num_heads, p.batch.num_tokens, kSlices),
+                 CombineShape<kGroups, kSlices>::kThreads, 0, stream, p, parts);
+  };
+  p.batch.num_tokens <= 8 ? launch(CombineShape<8, 2>()) : launch(CombineShape<1, 1>());
 }
 
 template <int kHeads, bool kClusters>
@@ -267,8 +271,11 @@ void Launch(const CudaSparseAttentionParams& p, device::Stream& stream) {
   if (plan.splits > 0) {
     const AttentionParts parts = parts_of(plan.splits);
     if (plan.clusters) return LaunchDecode<8, true>(p, parts, plan.splits, stream);
-    if (plan.heads == 8) return LaunchDecode<8, false>(p, parts, plan.splits, stream);
-    return LaunchDecode<16, false>(p, parts, plan.splits, stream);
+    // A rank with half of the heads has half of them in a block: the same sums, and as many blocks.
+    const int heads = p.num_heads <= 32 ? std::min(plan.heads, 16) : plan.heads;
+    if (heads == 8) return LaunchDecode<8, false>(p, parts, plan.splits, stream);
+    if (heads == 16) return LaunchDecode<16, false>(p, parts, plan.splits, stream);
+    return LaunchDecode<32, false>(p, parts, plan.splits, stream);
   }
   const int head_tiles = HeadTiles(p.num_heads);
   const int blocks = p.batch.num_tokens * head_tiles;
