@@ -94,9 +94,11 @@ class ExpertStream {
     __syncthreads();
   }
 
-  // Warp 16. next(): this block's next item.
+  // Warp 16. next(): this block's next item. `once`: no other block reads these weights in this
+  // step, so they leave the L2 cache before what every layer reads again.
   template <typename Next>
-  __device__ void FetchWeights(Next next) {
+  __device__ void FetchWeights(Next next, bool once) {
+    const uint64_t policy = EvictFirst();
     Place stage;
     for (int i = 0;; ++i) {
       const ExpertItem item = next();
@@ -115,8 +117,13 @@ class ExpertStream {
         if (lane() == 0) BarrierExpectBytes(&s_.full[stage.index], 2 * bytes);
         __syncwarp();
         if (lane() < 2) {
-          BulkCopy(s_.weights[stage.index] + lane() * full * block_bytes, from, bytes,
-                   &s_.full[stage.index]);
+          const uint32_t to = SharedAddress(s_.weights[stage.index]) +
+                              static_cast<uint32_t>(lane() * full) * block_bytes;
+          if (once) {
+            BulkCopyTo(to, from, bytes, &s_.full[stage.index], policy);
+          } else {
+            BulkCopyTo(to, from, bytes, &s_.full[stage.index]);
+          }
           from += bytes;
         }
         stage.Next();
