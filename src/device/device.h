@@ -65,7 +65,7 @@ class Stream {
   virtual Status Synchronize() = 0;
 };
 
-// A point in a stream's work that the host can wait for. Used by one thread.
+// A point in a stream's work that the host can wait for. One thread at a time.
 class Event {
  public:
   virtual ~Event() = default;

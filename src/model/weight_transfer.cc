@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
 #include <utility>
 
 #include "base/check.h"
@@ -18,6 +21,13 @@ namespace fathom::model {
 namespace {
 
 using checkpoint::TensorSource;
+
+// Between two copies the link rests for some 3 us, so a batch is worth 150 us of it, four units.
+// The slots together are small enough to stay in a processor's cache from the reading to the link.
+constexpr int64_t kBatchBytes = int64_t{9} << 20;
+constexpr size_t kNumSlots = 8;
+// So many read faster than the link takes it; more take cores and memory from it.
+constexpr int kMaxReaders = 12;
 
 // From `at`, the unit in device memory, to its tiles.
 void MakeTiles(const WeightUnit& unit, const std::byte* at, device::Stream& stream) {
@@ -34,95 +44,191 @@ int64_t LargestUnit(const std::vector<WeightUnit>& units) {
   return bytes;
 }
 
-// One unit on its way.
-class Slot {
- public:
-  Status Open(int64_t capacity, device::Device& device) {
-    ASSIGN_OR_RETURN(stream_, device.MakeStream());
-    ASSIGN_OR_RETURN(pinned_, device.AllocateHost(capacity));
-    ASSIGN_OR_RETURN(staging_, device.Allocate(capacity));
-    device::CheckCuda(cudaGetDevice(&gpu_), __FILE__, __LINE__);  // the device's own, by now
-    return OkStatus();
-  }
-
-  // Waits for the unit before; returns when this one is read and its copy enqueued.
-  Status Send(const WeightUnit& unit, const TensorSource& source, int num_experts) {
-    RETURN_IF_ERROR(stream_->Synchronize());
-    device::CheckCuda(cudaSetDevice(gpu_), __FILE__,
-                      __LINE__);  // another thread may have opened it
-    for (const WeightUnit::Read& read : unit.reads) {
-      RETURN_IF_ERROR(ReadTensor(source, *read.tensor, read.offset, num_experts,
-                                 {pinned_.data() + read.place, static_cast<size_t>(read.bytes)}));
-    }
-    if (unit.destination != nullptr) {
-      return stream_->Copy(unit.destination, pinned_.data(), unit.bytes);
-    }
-    RETURN_IF_ERROR(stream_->Copy(staging_.data(), pinned_.data(), unit.bytes));
-    MakeTiles(unit, staging_.data(), *stream_);
-    return OkStatus();
-  }
-  Status Finish() { return stream_->Synchronize(); }
-
- private:
-  device::Buffer pinned_, staging_;
-  int gpu_ = 0;
-  std::unique_ptr<device::Stream> stream_;  // first to go: it waits for nothing, Finish does
+// Units that go to the GPU in one copy, beside each other.
+struct Batch {
+  std::span<const WeightUnit> units = {};
+  int64_t bytes = 0;
 };
 
+// What a unit takes of its batch.
+int64_t PlaceBytes(const WeightUnit& unit) { return (unit.bytes + 255) / 256 * 256; }
+
+std::vector<Batch> MakeBatches(std::span<const WeightUnit> units) {
+  std::vector<Batch> batches;
+  for (size_t i = 0; i < units.size(); ++i) {
+    const int64_t bytes = PlaceBytes(units[i]);
+    if (batches.empty() || batches.back().bytes + bytes > kBatchBytes) {
+      batches.push_back({.units = units.subspan(i, 0)});
+    }
+    Batch& batch = batches.back();
+    batch.units = {batch.units.data(), batch.units.size() + 1};
+    batch.bytes += bytes;
+  }
+  return batches;
+}
+
+// Batch b goes through slot b % kNumSlots. Readers take its units one by one; who reads the last of
+// them enqueues the batch at once, so that the link finds the next copy behind the one that it is
+// at. The thread that began all this waits until the GPU is done with it, which frees the slot.
 class Transfer {
  public:
   Transfer(const std::vector<WeightUnit>& units, const TensorSource& source, int num_experts,
            device::Device& device)
-      : units_(units), source_(source), num_experts_(num_experts), device_(device) {}
+      : batches_(MakeBatches(units)), source_(source), num_experts_(num_experts), device_(device) {}
 
   Status Run() {
-    // Beyond this many threads the link, not the reading, is the limit.
-    constexpr int kMaxThreads = 16;
-    ThreadPool pool(std::min(NumUsableCores(), kMaxThreads));
-    const int64_t capacity = LargestUnit(units_);
-    std::vector<SlotPair> slots(static_cast<size_t>(pool.num_threads()));
-    pool.ParallelFor(pool.num_threads(), 1, [&](int64_t i, int64_t) {
-      for (Slot& slot : slots[static_cast<size_t>(i)]) Keep(slot.Open(capacity, device_));
-    });
-    if (failed_) return error_;
-    pool.ParallelFor(pool.num_threads(), 1,
-                     [&](int64_t i, int64_t) { Keep(Work(slots[static_cast<size_t>(i)])); });
+    RETURN_IF_ERROR(Open());
+    std::vector<std::thread> readers;
+    const int num_readers = std::clamp(NumUsableCores() - 1, 1, kMaxReaders);
+    for (int i = 0; i < num_readers; ++i) readers.emplace_back([this] { ReadAndSend(); });
+    FreeSlots();
+    for (std::thread& reader : readers) reader.join();
+    // Before the slots' memory goes, whatever happened.
+    for (const auto& stream : streams_) Keep(stream->Synchronize());
     return error_;
   }
 
  private:
-  using SlotPair = std::array<Slot, 2>;
+  struct Slot {
+    std::byte* pinned = nullptr;
+    std::byte* staging = nullptr;          // on the GPU
+    std::unique_ptr<device::Event> event;  // behind the batch
+    size_t num_read = 0;                   // units of the batch; guarded by mutex_
+    bool is_sent = false;                  // guarded by mutex_
+  };
+  // A unit to be read.
+  struct Piece {
+    size_t batch = 0;
+    const WeightUnit* unit = nullptr;
+    int64_t place = 0;  // in the slot
+  };
 
-  Status Work(SlotPair& slots) {
-    Status status;
-    for (size_t turn = 0; status.ok() && !failed_; turn ^= 1) {
-      const size_t i = next_.fetch_add(1);
-      if (i >= units_.size()) break;
-      status = slots[turn].Send(units_[i], source_, num_experts_);
+  Slot& SlotOf(size_t batch) { return slots_[batch % kNumSlots]; }
+
+  Status Open() {
+    int64_t bytes = 0;
+    for (const Batch& batch : batches_) bytes = std::max(bytes, batch.bytes);
+    ASSIGN_OR_RETURN(pinned_, device_.AllocateHost(kNumSlots * bytes));
+    ASSIGN_OR_RETURN(staging_, device_.Allocate(kNumSlots * bytes));
+    for (auto& stream : streams_) {
+      ASSIGN_OR_RETURN(stream, device_.MakeStream());
     }
-    // Before the slots' memory goes, whatever happened.
-    for (Slot& slot : slots) {
-      const Status finished = slot.Finish();
-      if (status.ok()) status = finished;
+    for (size_t i = 0; i < kNumSlots; ++i) {
+      const int64_t place = static_cast<int64_t>(i) * bytes;
+      slots_[i].pinned = pinned_.data() + place;
+      slots_[i].staging = staging_.data() + place;
+      ASSIGN_OR_RETURN(slots_[i].event, device_.MakeEvent());
     }
-    return status;
+    device::CheckCuda(cudaGetDevice(&gpu_), __FILE__, __LINE__);  // the device's own, by now
+    return OkStatus();
+  }
+
+  void ReadAndSend() {
+    device::CheckCuda(cudaSetDevice(gpu_), __FILE__, __LINE__);
+    while (const std::optional<Piece> piece = Take()) {
+      Status status = Read(*piece);
+      if (status.ok() && IsLastRead(piece->batch)) status = Send(piece->batch);
+      Keep(status);
+    }
+  }
+
+  // The next unit, when its slot is free; nothing: all are taken, or it came to an error.
+  std::optional<Piece> Take() {
+    std::unique_lock lock(mutex_);
+    slot_was_freed_.wait(lock, [&] {
+      return !error_.ok() || next_.batch < std::min(num_freed_ + kNumSlots, batches_.size()) ||
+             next_.batch == batches_.size();
+    });
+    if (!error_.ok() || next_.batch == batches_.size()) return {};
+    const Batch& batch = batches_[next_.batch];
+    const Piece piece{next_.batch, &batch.units[next_.unit], next_.place};
+    next_.place += PlaceBytes(*piece.unit);
+    if (++next_.unit == batch.units.size()) next_ = {.batch = next_.batch + 1};
+    // Nobody frees a slot for those who wait when there is nothing more to take.
+    if (next_.batch == batches_.size()) slot_was_freed_.notify_all();
+    return piece;
+  }
+
+  Status Read(const Piece& piece) {
+    std::byte* const to = SlotOf(piece.batch).pinned + piece.place;
+    for (const WeightUnit::Read& read : piece.unit->reads) {
+      RETURN_IF_ERROR(ReadTensor(source_, *read.tensor, read.offset, num_experts_,
+                                 {to + read.place, static_cast<size_t>(read.bytes)}));
+    }
+    return OkStatus();
+  }
+
+  bool IsLastRead(size_t batch) {
+    const std::lock_guard lock(mutex_);
+    return ++SlotOf(batch).num_read == batches_[batch].units.size();
+  }
+
+  // Streams take turns, so that one batch's tiles are made while the next one is on the link.
+  Status Send(size_t b) {
+    const Batch& batch = batches_[b];
+    Slot& slot = SlotOf(b);
+    const std::lock_guard sending(sending_);
+    device::Stream& stream = *streams_[b % streams_.size()];
+    RETURN_IF_ERROR(stream.Copy(slot.staging, slot.pinned, batch.bytes));
+    const std::byte* at = slot.staging;
+    for (const WeightUnit& unit : batch.units) {
+      if (unit.destination == nullptr) {
+        MakeTiles(unit, at, stream);
+      } else {
+        RETURN_IF_ERROR(stream.Copy(unit.destination, at, unit.bytes));
+      }
+      at += PlaceBytes(unit);
+    }
+    RETURN_IF_ERROR(slot.event->Record(stream));
+    const std::lock_guard lock(mutex_);
+    slot.is_sent = true;
+    batch_was_sent_.notify_one();
+    return OkStatus();
+  }
+
+  void FreeSlots() {
+    for (size_t b = 0; b < batches_.size(); ++b) {
+      Slot& slot = SlotOf(b);
+      {
+        std::unique_lock lock(mutex_);
+        batch_was_sent_.wait(lock, [&] { return !error_.ok() || slot.is_sent; });
+        if (!error_.ok()) return;
+      }
+      Keep(slot.event->Wait());
+      const std::lock_guard lock(mutex_);
+      slot.num_read = 0;
+      slot.is_sent = false;
+      num_freed_ = b + 1;
+      slot_was_freed_.notify_all();
+    }
   }
 
   void Keep(const Status& status) {
     if (status.ok()) return;
     const std::lock_guard lock(mutex_);
     if (error_.ok()) error_ = status;
-    failed_ = true;
+    slot_was_freed_.notify_all();
+    batch_was_sent_.notify_all();
   }
 
-  const std::vector<WeightUnit>& units_;
+  const std::vector<Batch> batches_;
   const TensorSource& source_;
   const int num_experts_;
   device::Device& device_;
-  std::atomic<size_t> next_{0};
-  std::atomic<bool> failed_{false};
+  int gpu_ = 0;  // the device's number
+  device::Buffer pinned_, staging_;
+  std::array<Slot, kNumSlots> slots_;
+  std::array<std::unique_ptr<device::Stream>, 2> streams_;
+  std::mutex sending_;  // held by who uses the streams
+
   std::mutex mutex_;
-  Status error_;  // guarded by mutex_; the first
+  std::condition_variable slot_was_freed_, batch_was_sent_;
+  struct {
+    size_t batch = 0, unit = 0;
+    int64_t place = 0;
+  } next_;                // to be taken; guarded by mutex_
+  size_t num_freed_ = 0;  // batches that the GPU has done with; guarded by mutex_
+  Status error_;          // guarded by mutex_; the first
 };
 
 }  // namespace

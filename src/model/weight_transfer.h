@@ -1,8 +1,8 @@
 // WeightTransfer: how weights get from a checkpoint to their places on a GPU. A plan is a list of
-// units, small pieces that depend on nothing: some reads of the checkpoint, one copy to the GPU,
-// and, where the tensor cores want tiles, their repacking there. Threads take units from the list;
-// each has pinned memory and a stream for two, so that it reads one while the other is on its way.
-// Host memory is bounded by that, whatever the checkpoint's size.
+// units, small pieces that depend on nothing: some reads of the checkpoint and, where the tensor
+// cores want tiles, their repacking on the GPU. Units that follow each other share a copy to the
+// GPU, a batch. Threads read units into pinned memory, ahead of the link by a few batches, so that
+// it never waits; host memory is bounded by those, whatever the checkpoint's size.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@
 
 namespace fathom::model {
 
-// What a unit should hold at most (a matrix is not cut below 128 rows). Larger ones take more host
-// memory and are not faster.
+// What a unit should hold at most (a matrix is not cut below 128 rows): what a thread reads at a
+// time. Smaller ones cost more calls than they save memory.
 inline constexpr int64_t kUnitBytes = int64_t{2} << 20;
 
 struct WeightUnit {
