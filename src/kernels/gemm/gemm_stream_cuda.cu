@@ -18,7 +18,7 @@ struct Deal {
   int first_item[kMaxGemmProblems + 1];
   int token_tiles;
   int num_clusters;
-  int split;
+  int split, split_log2;  // blocks of a cluster
   uint16_t begin[kMultiprocessors + 1];
 };
 
@@ -83,9 +83,9 @@ struct GemmItems {
 template <typename Stream>
 __device__ void WriteRows(const GemmProblem& p, const StreamInfo& info, const Stream& stream,
                           const float (*inbox)[Stream::kRows]) {
-  const int row = static_cast<int>(threadIdx.x) % 64 * 2, in_matrix = info.place[1] * 64 + row;
+  const int row = static_cast<int>(threadIdx.x % 64) * 2, in_matrix = info.place[1] * 64 + row;
   if (row >= info.row_tiles * 64 || in_matrix >= p.w.rows) return;
-  for (int k = static_cast<int>(threadIdx.x) / 64;; k += Stream::kConsumers / 64) {
+  for (int k = static_cast<int>(threadIdx.x / 64);; k += Stream::kConsumers / 64) {
     const int token = k * stream.split() + stream.rank();
     if (token >= info.num_tokens) return;
     const float2 sum = stream.Sum2(inbox, k, row);
@@ -103,8 +103,8 @@ __device__ void WriteRows(const GemmProblem& p, const StreamInfo& info, const St
 template <typename Stream>
 __device__ void WriteFp8(const Fp8Tiles& y, const StreamInfo& info, const Stream& stream,
                          const float (*inbox)[Stream::kRows]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, block = info.place[1] / 2;
-  for (int k = static_cast<int>(threadIdx.x) / 32;; k += Stream::kWarps) {
+  const int lane = static_cast<int>(threadIdx.x % 32), block = info.place[1] / 2;
+  for (int k = static_cast<int>(threadIdx.x / 32);; k += Stream::kWarps) {
     const int in_part = k * stream.split() + stream.rank();
     if (in_part >= info.num_tokens) return;
     const int token = info.first_token + in_part;
@@ -156,10 +156,10 @@ __global__ void __launch_bounds__(StreamOf<kN, kWide>::kThreads, kWide || kN > 3
                      const __grid_constant__ Deal deal) {
   using Stream = StreamOf<kN, kWide>;
   extern __shared__ __align__(1024) std::byte shared[];
-  const int rank = static_cast<int>(blockIdx.x) % deal.split;
-  Stream stream(*reinterpret_cast<typename Stream::Shared*>(shared), rank, deal.split);
+  const int rank = static_cast<int>(blockIdx.x) & (deal.split - 1);
+  Stream stream(*reinterpret_cast<typename Stream::Shared*>(shared), rank, deal.split_log2);
   stream.Init();
-  const GemmItems<kN> items{params, deal, static_cast<int>(blockIdx.x) / deal.split, rank};
+  const GemmItems<kN> items{params, deal, static_cast<int>(blockIdx.x) >> deal.split_log2, rank};
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp < Stream::kWarps) {
     stream.Consume(items.count(), Writer<Stream>{params, stream});
@@ -233,6 +233,7 @@ Deal MakeDeal(const CudaGemmParams& params, int tokens_each, int split, int max_
   Deal deal{};
   deal.token_tiles = static_cast<int>((params.num_tokens + tokens_each - 1) / tokens_each);
   deal.split = split;
+  deal.split_log2 = std::countr_zero(static_cast<unsigned>(split));
   for (int i = 0; i < kMaxGemmProblems; ++i) {
     const int64_t tiles = i < params.num_problems ? params.problems[i].w.row_tiles() : 0;
     deal.first_item[i + 1] =

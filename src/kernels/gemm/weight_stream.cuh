@@ -78,11 +78,12 @@ class WeightStream {
     uint64_t full[kStages], empty[kStages], inbox_full[2];
   };
 
-  __device__ WeightStream(Shared& shared, int rank, int split)
+  __device__ WeightStream(Shared& shared, int rank, int split_log2)
       : s_(shared),
         rank_(rank),
-        split_(split),
-        tokens_each_((kSent + split - 1) / split),
+        split_log2_(split_log2),
+        split_(1 << split_log2),
+        tokens_each_(kSent >> split_log2_),
         first_block_(ClusterRank() - static_cast<uint32_t>(rank)) {}
 
   // All threads, once, before anything else.
@@ -140,19 +141,26 @@ class WeightStream {
   // 0, 1, … fetch a tile of activations each, the next ones their scales.
   template <typename Items>
   __device__ void FetchActivations(const Items& items) {
-    // Ready for the moment when the predecessor ends.
+    // Ready for the moment when the predecessor ends: the ring's first stages lack nothing but
+    // their activations.
     const int count = items.count();
     StreamItem p{}, next{};
     if (count > 0) next = p = items(0);
     if (count > 1) next = items(1);
     Role role = MakeRole(p);
     LoadScales(p, 0);
+    const int ready = min(kStages * kFullBlocks, p.info.num_blocks);  // blocks
+    if (count > 0) TakeScales(p, 0, next);
+    for (int block = 0, i = 0; block < ready; block += kFullBlocks, ++i) Announce(p, block, i);
     if (split_ > 1) ClusterWait();
     WaitForPredecessor();
-    AllowSuccessor();
     Place stage;
+    for (int block = 0; block < ready; block += kFullBlocks, stage.Next()) {
+      Fetch(role, p, block, stage.index);
+    }
+    AllowSuccessor();
     for (int i = 0; i < count; ++i) {
-      for (int block = 0; block < p.info.num_blocks; block += kFullBlocks) {
+      for (int block = i == 0 ? ready : 0; block < p.info.num_blocks; block += kFullBlocks) {
         if (block % 32 == 0) TakeScales(p, block, next);
         AwaitEmpty(stage);
         Fetch(role, p, block, stage.index);  // which takes longer than to write scales
@@ -177,6 +185,7 @@ class WeightStream {
       info.kind = static_cast<TileKind>(__shfl_sync(0xffffffffu, static_cast<int>(info.kind), 0));
       info.num_blocks = __shfl_sync(0xffffffffu, info.num_blocks, 0);
       writer.Begin(info);
+      Expect(info, 0);
       float d[kN / 2] = {};
       if constexpr (kWide) {
         Multiply<TileKind::kFp8AsBf16, kFullBlocks>(info.num_blocks, d);
@@ -191,10 +200,25 @@ class WeightStream {
 
   // Of this block's k-th token and a row, summed over the cluster; of two and of four rows.
   __device__ float2 Sum2(const float (*inbox)[kRows], int k, int row) const {
+    const int count = split_ * kPairs;
     float2 sum = *reinterpret_cast<const float2*>(&inbox[k][row]);
-    for (int r = 1; r < split_ * kPairs; ++r) {
-      const float2 v = *reinterpret_cast<const float2*>(&inbox[r * tokens_each_ + k][row]);
-      sum = {sum.x + v.x, sum.y + v.y};
+    if constexpr (kN > 16) {
+      for (int r = 1; r < count; ++r) {
+        const float2 v = *reinterpret_cast<const float2*>(&inbox[r * tokens_each_ + k][row]);
+        sum = {sum.x + v.x, sum.y + v.y};
+      }
+      return sum;
+    }
+    constexpr int kMost = 8;
+    float2 parts[kMost];  // on their way at once
+#pragma unroll
+    for (int r = 1; r < kMost; ++r) {
+      if (r >= count) continue;
+      parts[r] = *reinterpret_cast<const float2*>(&inbox[r * tokens_each_ + k][row]);
+    }
+#pragma unroll
+    for (int r = 1; r < kMost; ++r) {
+      if (r < count) sum = {sum.x + parts[r].x, sum.y + parts[r].y};
     }
     return sum;
   }
@@ -215,6 +239,16 @@ class WeightStream {
     uint32_t to, to_step;  // in shared memory, from stage to stage of the ring
   };
 
+  // Before the products, so that nothing is left to do behind them: this block's inbox waits for
+  // the sums of its tokens, of kSent from `first` on.
+  __device__ void Expect(const StreamInfo& info, int first) {
+    if (split_ == 1 || threadIdx.x != 0) return;
+    const int num_tokens = min(kSent, info.num_tokens - first);
+    const int mine = max(0, (num_tokens - rank_ + split_ - 1) >> split_log2_);
+    BarrierExpectMore(&s_.inbox_full[sent_ & 1],
+                      static_cast<uint32_t>(split_ * kPairs * info.row_tiles * 64 * 4 * mine));
+  }
+
   // Sums of the tokens from kFirst on, d of kSent at a time.
   template <int kFirst, typename Writer>
   __device__ void Exchange(const float (&d)[kN / 2], StreamInfo info, Writer& writer) {
@@ -231,14 +265,21 @@ class WeightStream {
     ++sent_;
     writer.Finish(part, s_.inbox[buffer]);
     if constexpr (kFirst + kSent < kN) {
-      if (info.num_tokens > kFirst + kSent) Exchange<kFirst + kSent>(d, info, writer);
+      if (info.num_tokens > kFirst + kSent) {
+        Expect(info, kFirst + kSent);
+        Exchange<kFirst + kSent>(d, info, writer);
+      }
     }
   }
 
-  __device__ static int pair() { return kPairs == 1 ? 0 : static_cast<int>(threadIdx.x) / 256; }
-  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  __device__ static int tile() { return static_cast<int>(threadIdx.x) / 128 % 2; }
+  __device__ static int pair() { return kPairs == 1 ? 0 : static_cast<int>(threadIdx.x / 256); }
+  __device__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
+  __device__ static int tile() { return static_cast<int>(threadIdx.x / 128 % 2); }
   __device__ static bool HasXScales(TileKind kind) { return kind == TileKind::kFp8; }
+  // Of a tile of activations: rows of tokens that there are. The others' sums go nowhere.
+  __device__ static uint32_t XTileBytes(const StreamItem& p) {
+    return static_cast<uint32_t>(p.info.num_tokens) * 128;
+  }
   // Tiles of activations of so many column blocks.
   __device__ static int XTiles(int blocks) { return kWide ? 2 * blocks : blocks; }
 
@@ -248,7 +289,7 @@ class WeightStream {
 
   __device__ Role MakeRole(const StreamItem& p) {
     if (lane() < kXTiles) {
-      return {p.x + lane() * p.x_block_bytes, kXTiles * p.x_block_bytes, kXTileBytes,
+      return {p.x + lane() * p.x_block_bytes, kXTiles * p.x_block_bytes, XTileBytes(p),
               SharedAddress(s_.x) + lane() * kXTileBytes, kXBytes};
     }
     const int i = lane() - kXTiles;
@@ -302,8 +343,8 @@ class WeightStream {
       const int blocks = min(kFullBlocks, p.info.num_blocks - block);
       const int scales =
           HasXScales(p.info.kind) ? blocks * kN * static_cast<int>(sizeof(float)) : 0;
-      BarrierExpectBytes(&s_.full[stage],
-                         static_cast<uint32_t>(XTiles(blocks) * kXTileBytes + scales));
+      BarrierExpectBytes(&s_.full[stage], static_cast<uint32_t>(XTiles(blocks)) * XTileBytes(p) +
+                                              static_cast<uint32_t>(scales));
     } else if (lane() < kScales) {
       BarrierArrive(&s_.full[stage]);
     }
@@ -358,7 +399,7 @@ class WeightStream {
   // takes two microseconds while memory is busy.)
   __device__ void Send(const float* d, const StreamInfo& part, int buffer) {
     uint64_t* const full = &s_.inbox_full[buffer];
-    const int row = static_cast<int>(threadIdx.x) % 256 / 32 * 16 + lane() / 4;
+    const int row = static_cast<int>(threadIdx.x % 256 / 32) * 16 + lane() / 4;
     const int place = (rank_ * kPairs + pair()) * tokens_each_;
     if (split_ == 1) {
       float* to = &s_.inbox[buffer][place + lane() % 4 * 2][row];
@@ -368,18 +409,14 @@ class WeightStream {
       }
       return;
     }
-    if (threadIdx.x == 0) {
-      const int mine = (part.num_tokens - rank_ + split_ - 1) / split_;
-      BarrierExpectMore(full, static_cast<uint32_t>(split_ * kPairs * part.row_tiles * 64 * 4) *
-                                  static_cast<uint32_t>(max(mine, 0)));
-    }
     const int num_tokens = tile() < part.row_tiles ? part.num_tokens : 0;
-    const int step = 8 / split_ * kRows * static_cast<int>(sizeof(float));  // split divides 8
+    const int step = (8 >> split_log2_) * kRows * static_cast<int>(sizeof(float));
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int first = lane() % 4 * 2 + e;
-      const uint32_t owner = first_block_ + static_cast<uint32_t>(first % split_);
-      const uint32_t to = AddressInBlock(&s_.inbox[buffer][place + first / split_][row], owner);
+      const uint32_t owner = first_block_ + static_cast<uint32_t>(first & (split_ - 1));
+      const int k = place + (first >> split_log2_);
+      const uint32_t to = AddressInBlock(&s_.inbox[buffer][k][row], owner);
       const uint32_t full_there = AddressInBlock(full, owner);
 #pragma unroll
       for (int j = 0; j < kSent / 8; ++j) {
@@ -399,8 +436,8 @@ class WeightStream {
   int sent_ = 0;   // times that sums were exchanged
   int stage_ = 0;  // of the consumers
   uint32_t parity_ = 0;
-  const int rank_, split_, tokens_each_;
-  const uint32_t first_block_;  // the cluster's rank of the block of rank 0
+  const int rank_, split_log2_, split_, tokens_each_;  // split: at most 8
+  const uint32_t first_block_;                         // the cluster's rank of the block of rank 0
 };
 
 }  // namespace fathom::kernels
