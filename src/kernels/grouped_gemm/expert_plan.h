@@ -103,7 +103,6 @@ constexpr int64_t NumArrivals(int64_t num_tokens, int num_experts, int num_chose
 // launch's number: nobody waits for stores to land, nor for a flag behind them. Of 128 columns: 16
 // packets of eight codes, one of their scale. Two launches in turn.
 inline constexpr int kPacketsOfBlock = 17;
-inline constexpr int64_t kMaxPacketColumns = 3072;  // more go as those of many tokens
 constexpr int64_t NumPackets(int num_chosen, int64_t intermediate) {
   return int64_t{2} * (1 + num_chosen) * (intermediate / 128) * kPacketsOfBlock;
 }

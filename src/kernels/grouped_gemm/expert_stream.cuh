@@ -233,61 +233,64 @@ class ExpertStream {
     return s_.items[i % kItems];
   }
 
-  // Of one token. A lane has packet lane % 16 of every second block, and the scale of block `lane`.
+  // Of one token, kPacketBlocks column blocks at a time: a lane has packet lane % 16 of every
+  // second one, lanes 0, 1, … their scales.
+  static constexpr int kPacketBlocks = 8;
+  using Packets = uint4[kPacketBlocks / 2 + 1];  // the last: a scale
+
   template <typename Source>
   __device__ void FetchPackets(const ExpertItem& item, const Source& source, const uint4* packets,
                                Place& stage) {
-    constexpr int kPairs = kMaxPacketColumns / 256;
     const int full = BlocksOf(item.kind), tokens = item.kind == TileKind::kFp4 ? kN : kFp8Tokens;
-    const int own = lane() / 16, num_blocks = item.num_blocks;
-    uint4 codes[kPairs], scale{};
-    ReceivePackets(source, packets, num_blocks, codes, scale);
+#pragma unroll 1
+    for (int begin = 0; begin < item.num_blocks; begin += kPacketBlocks) {
+      const int count = min(kPacketBlocks, item.num_blocks - begin);
+      Packets own;
+      ReceivePackets(source, packets, begin, count, own);
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const int block = 2 * i;
-      if (block >= num_blocks) break;
-      const int first = block / full * full, blocks = min(full, num_blocks - first);
-      if (block == first) {
-        if (!stage.first_round) BarrierWait(&s_.empty[stage.index], stage.parity ^ 1);
-        WriteScales(item, block, blocks, stage.index);
-        if (lane() >= first && lane() < first + blocks) {
-          s_.x_scales[stage.index][(lane() - first) * tokens] = __uint_as_float(scale.x);
+      for (int i = 0; i < kPacketBlocks; i += 2) {
+        if (i >= count) break;
+        const int first = i / full * full, blocks = min(full, count - first);
+        if (i == first) {
+          if (!stage.first_round) BarrierWait(&s_.empty[stage.index], stage.parity ^ 1);
+          WriteScales(item, begin + i, blocks, stage.index);
+          if (lane() >= first && lane() < first + blocks) {
+            const uint4& scale = own[kPacketBlocks / 2];
+            s_.x_scales[stage.index][(lane() - first) * tokens] = __uint_as_float(scale.x);
+          }
         }
+        if (i + lane() / 16 < count) {
+          std::byte* const row = s_.x[stage.index] + (i - first + lane() / 16) * tokens * 128;
+          *reinterpret_cast<uint2*>(row + lane() % 16 * 8) = {own[i / 2].x, own[i / 2].z};
+        }
+        if (i + 2 < first + blocks) continue;
+        FenceSharedForWgmma();
+        __syncwarp();
+        if (lane() < kScales) BarrierArrive(&s_.full[stage.index]);
+        stage.Next();
       }
-      if (block + own < num_blocks) {
-        std::byte* const row = s_.x[stage.index] + (block - first + own) * tokens * 128;
-        *reinterpret_cast<uint2*>(row + lane() % 16 * 8) = {codes[i].x, codes[i].z};
-      }
-      if (block + 2 < first + blocks) continue;
-      FenceSharedForWgmma();
-      __syncwarp();
-      if (lane() < kScales) BarrierArrive(&s_.full[stage.index]);
-      stage.Next();
     }
   }
-  template <typename Source, int kPairs>
-  __device__ void ReceivePackets(const Source& source, const uint4* packets, int num_blocks,
-                                 uint4 (&codes)[kPairs], uint4& scale) const {
-    const int own = lane() / 16;
+  template <typename Source>
+  __device__ void ReceivePackets(const Source& source, const uint4* packets, int begin, int count,
+                                 Packets& own) const {
     const uint2 tags = source.tags();
     auto patience = source.patience();
+    const uint4* const from = packets + begin * kPacketsOfBlock;
     int missing;  // a block
     do {
       missing = -1;
 #pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        const int block = 2 * i + own;
-        if (block >= num_blocks) continue;
-        codes[i] = LoadPacket(packets + block * kPacketsOfBlock + lane() % 16);
-      }
-      if (lane() < num_blocks) {
-        scale = LoadPacket(packets + lane() * kPacketsOfBlock + kPacketsOfBlock - 1);
-        if (!HasTags(scale, tags)) missing = lane();
+      for (int i = 0; i <= kPacketBlocks / 2; ++i) {
+        const bool is_scale = i == kPacketBlocks / 2;
+        const int block = is_scale ? lane() : 2 * i + lane() / 16;
+        const int packet = is_scale ? kPacketsOfBlock - 1 : lane() % 16;
+        if (block < count) own[i] = LoadPacket(from + block * kPacketsOfBlock + packet);
       }
 #pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        const int block = 2 * i + own;
-        if (block < num_blocks && !HasTags(codes[i], tags)) missing = block;
+      for (int i = 0; i <= kPacketBlocks / 2; ++i) {
+        const int block = i == kPacketBlocks / 2 ? lane() : 2 * i + lane() / 16;
+        if (block < count && !HasTags(own[i], tags)) missing = begin + block;
       }
     } while (missing >= 0 && patience.Wait(source.OwnerOf(missing)));
     __syncwarp();

@@ -561,8 +561,7 @@ void Run(const CudaExpertParams& p, Work work, const ExpertRank& rank, device::S
   work.shared_tiles = NumSharedTiles(p.shared_tokens(), p.num_tokens);
   work.max_tiles = static_cast<int>(MaxExpertTiles(p.num_tokens, p.num_experts, p.num_chosen));
   work.is_direct = p.num_tokens <= kDirectTokens;
-  work.by_packets =
-      p.num_tokens == 1 && work.gate_up && work.down && p.intermediate <= kMaxPacketColumns;
+  work.by_packets = p.num_tokens == 1 && work.gate_up && work.down;
   CHECK(!work.by_packets || p.t_packets != nullptr);
   work.deal.items_of_tile = work.gate_up ? static_cast<int>(work.gate_up_rows / 128) : 0;
   work.deal.num_shared = work.shared_tiles * work.deal.items_of_tile;

@@ -73,10 +73,10 @@ struct LaneBias {
 
 __device__ float Score(float logit) { return sqrtf(Softplus(logit)); }
 
-// Writes expert_ids and weights of token t. score[i]: of expert i * 32 + lane.
+// By a warp: the experts of token t, lane n the n-th best one. score[i]: of expert i * 32 + lane.
 template <int kLane>
-__device__ void RouteToken(const CudaMoeRouteParams& p, int64_t t, const LaneBias<kLane>& bias,
-                           const float (&score)[kLane], RouteScratch& scratch) {
+__device__ int ChooseExperts(const CudaMoeRouteParams& p, int64_t t, const LaneBias<kLane>& bias,
+                             const float (&score)[kLane], RouteScratch& scratch) {
   const int lane = static_cast<int>(threadIdx.x) % 32, k = p.num_chosen;
   uint32_t biased[kLane] = {};
 #pragma unroll
@@ -86,12 +86,14 @@ __device__ void RouteToken(const CudaMoeRouteParams& p, int64_t t, const LaneBia
     biased[i] = OrderedKey(score[i] + bias.of[i]);
   }
   __syncwarp();
-  int id = 0;  // the lane's, best first
-  if (p.tid2eid == nullptr) {
-    id = ChooseBest(biased, k);
-  } else if (lane < k) {
-    id = p.tid2eid[int64_t{p.token_ids[t]} * k + lane];
-  }
+  if (p.tid2eid == nullptr) return ChooseBest(biased, k);
+  return lane < k ? p.tid2eid[int64_t{p.token_ids[t]} * k + lane] : 0;
+}
+
+// Then writes expert_ids and weights of token t; id: of the lane's expert.
+__device__ void WeighExperts(const CudaMoeRouteParams& p, int64_t t, int id,
+                             RouteScratch& scratch) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, k = p.num_chosen;
   const float own = scratch.s[id];
   float sum = 0;
   int place = 0;
@@ -282,11 +284,15 @@ class DirectPlan {
     int choice = thread() % p_.num_chosen;
     asm volatile("" : "+r"(choice));  // before the wait, not when it is needed
     const bool is_pair = token < tokens_, has_pair = is_pair && p_.token_seq[token] >= 0;
+    const bool chooses = warp() < tokens_;
+    const bool is_used = chooses && lane() < p_.num_chosen && p_.token_seq[warp()] >= 0;
     if (thread() < kGroups * kWords) (&s_.used[0][0])[thread()] = 0;
+    if (chooses) FetchBoard();
+    __syncthreads();
     WaitForPredecessor();
     const uint32_t number = LaunchNumber(p_);
-    if (warp() == 0) {
-      if (thread() == 0) {
+    if (warp() == kDirectWarps - 1) {
+      if (lane() == 0) {
         p_.plan.board->launch = number;
         __threadfence();  // there before a block of the successor is
       }
@@ -300,32 +306,37 @@ class DirectPlan {
     }
 #pragma unroll 1
     for (int n = thread(); n < 2 + most_tiles; n += kDirectThreads) p_.plan.progress[n] = 0;
-    __syncthreads();
-    if (warp() < tokens_) {
+    int id = 0;
+    if (chooses) {
       float scores[kLane] = {};
       AwaitScores(number, scores);
-      RouteToken(p_, warp(), bias, scores, s_.scratch[warp()]);
+      id = ChooseExperts(p_, warp(), bias, scores, s_.scratch[warp()]);
+      if (is_used) atomicOr(&s_.used[warp() / 8][id / 32], 1u << id % 32);
     }
     __syncthreads();
-    const RouteScratch& own = s_.scratch[is_pair ? token : 0];
-    const int expert = own.chosen[choice], group = token / 8;
-    if (has_pair) atomicOr(&s_.used[group][expert / 32], 1u << expert % 32);
-    __syncthreads();
+    if (chooses) {
+      if (is_used) {
+        const auto word = static_cast<uint32_t>(warp() / 8 << 16 | id);
+        SendWord(&p_.plan.board->tiles[TilesBefore(id, warp() / 8)], word, number);
+      }
+      WeighExperts(p_, warp(), id, s_.scratch[warp()]);
+    }
     if (warp() == kDirectWarps - 1) {
       const uint32_t* const words = &s_.used[0][0];
-      const int lane = thread() % 32;
-      const int in_word = lane < kGroups * kWords ? __popc(words[lane]) : 0;
+      const int in_word = lane() < kGroups * kWords ? __popc(words[lane()]) : 0;
       const int count = __reduce_add_sync(0xffffffffu, in_word);
-      if (lane == 0) {
+      if (lane() == 0) {
         SendWord(&p_.plan.board->num_tiles, static_cast<uint32_t>(count), number);
         p_.board->launches = number;
       }
     }
+    __syncthreads();
+    const RouteScratch& own = s_.scratch[is_pair ? token : 0];
+    const int expert = own.chosen[choice], group = token / 8;
     int row = 0;
     if (has_pair) {  // tiles are the experts that are used, in order, each one's groups together
       const int tile = TilesBefore(expert, group);
       row = (kGroups + tile) * 8 + token % 8;
-      SendWord(&p_.plan.board->tiles[tile], static_cast<uint32_t>(group << 16 | expert), number);
       p_.plan.pair_weight[row] = own.weights[choice];
     }
     if (is_pair) p_.plan.pair_of[thread()] = row;
@@ -334,7 +345,15 @@ class DirectPlan {
  private:
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ static int warp() { return thread() / 32; }
+  __device__ static int lane() { return thread() % 32; }
 
+  // The board's lines of the warp's token, which weights have driven out of the L2 cache by now.
+  __device__ void FetchBoard() const {
+    constexpr int kScoresOfLine = 128 / sizeof(RouteBoard::Score);
+    for (int e = lane() * kScoresOfLine; e < p_.num_experts; e += 32 * kScoresOfLine) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(ScoreAt(p_, warp(), e)));
+    }
+  }
   // Of the warp's token: a lane has those of experts l, l + 32, ….
   __device__ void AwaitScores(uint32_t number, float (&scores)[kLane]) const {
     bool all;
@@ -451,7 +470,8 @@ class Router {
       if (i * 32 >= p_.num_experts) break;
       scores[i] = Score(scores[i]);
     }
-    RouteToken(p_, t, bias, scores, s_.scratch[warp()]);
+    const int id = ChooseExperts(p_, t, bias, scores, s_.scratch[warp()]);
+    WeighExperts(p_, t, id, s_.scratch[warp()]);
   }
   __device__ void TakeChoice(int64_t t) {
     if (lane() >= p_.num_chosen) return;
