@@ -29,6 +29,16 @@ __device__ inline void BarrierExpectBytes(uint64_t* barrier, uint32_t bytes) {
 __device__ inline void BarrierArrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
 }
+// Waits until what the warp has begun to load is there, whether it has used it or not.
+__device__ inline void FinishLoads() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
+// By one lane for its warp, below a __syncwarp(): what lies in shared memory may be overwritten. An
+// arrival alone does not wait for loads that nothing has used yet: a copy that came to a free stage
+// within a microsecond was seen to overtake them, where the warps of another kernel kept the
+// multiprocessor's shared memory busy.
+__device__ inline void BarrierHandBack(uint64_t* barrier) {
+  FinishLoads();
+  BarrierArrive(barrier);
+}
 __device__ inline void BarrierWait(uint64_t* barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred p;\n"

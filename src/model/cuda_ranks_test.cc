@@ -29,12 +29,12 @@ Result<comm::CudaGroup> MakeNccl(std::span<const int> gpus, const comm::CudaGrou
   return comm::MakeNcclGroup(nccl, gpus, options);
 }
 
-// Flash's first layers, a window's, ratio 4's and 128's among them, with fewer experts and words.
-TestSource WideModel() {
+// Flash's first layers, of four a window's, ratio 4's and 128's, with fewer experts and words.
+TestSource WideModel(int num_layers = 4) {
   auto config =
       checkpoint::ParseModelConfig(checkpoint::PresetConfigText("flash").value(), "flash").value();
-  config.num_layers = 4;
-  config.compress_ratios.resize(4);
+  config.num_layers = num_layers;
+  config.compress_ratios.resize(static_cast<size_t>(num_layers));
   config.num_experts = 16;
   config.vocab_size = 4096;
   config.draft = config::DraftKind::kNone;
@@ -84,17 +84,23 @@ class CudaRanksTest : public testing::TestWithParam<Layout> {
     }
   }
 
-  // Prompts of several lengths, then `length` tokens each, the likeliest, all in one batch.
-  static std::vector<TestSequence> Greedy(TestModel& model, int num_prompts, int length) {
-    model.set_last_logits_only();
-    std::vector<TestSequence> sequences;
+  static std::vector<TestSequence> Prompts(TestModel& model, int num_prompts) {
+    std::vector<TestSequence> prompts;
     for (int i = 0; i < num_prompts; ++i) {
-      sequences.push_back(
+      prompts.push_back(
           model.Add(RandomTokens(model.config(), 3 + 11 * i, static_cast<uint32_t>(i) + 50)));
-      Run(model, sequences.back(), {200});
     }
+    return prompts;
+  }
+
+  // Runs the prompts, then writes `length` tokens each, the likeliest, all in one batch.
+  static void Write(TestModel& model, std::vector<TestSequence>& sequences, int length) {
+    model.set_last_logits_only();
     std::vector<TestSequence*> pointers;
-    for (TestSequence& s : sequences) pointers.push_back(&s);
+    for (TestSequence& s : sequences) {
+      Run(model, s, {200});
+      pointers.push_back(&s);
+    }
     const std::vector<int> one(sequences.size(), 1);
     for (int i = 0; i < length; ++i) {
       for (TestSequence& s : sequences) {
@@ -102,6 +108,10 @@ class CudaRanksTest : public testing::TestWithParam<Layout> {
       }
       model.Step(pointers, one);
     }
+  }
+  static std::vector<TestSequence> Greedy(TestModel& model, int num_prompts, int length) {
+    std::vector<TestSequence> sequences = Prompts(model, num_prompts);
+    Write(model, sequences, length);
     return sequences;
   }
 
@@ -199,6 +209,27 @@ TEST_P(CudaRanksTest, LayersAsWideAsFlashWriteTheTextOfOneGpu) {
   MakeModels(WideModel(), 40);
   if (ranks_.empty()) return;
   for (const int num_prompts : {2, 4, 12, 22}) ExpectTheTextOfOne(num_prompts, 8);
+}
+
+// Kernels run beside each other, at other times in every run: of 12 sequences the query products'
+// blocks beside those of attention.
+TEST_P(CudaRanksTest, TheSameStepsHaveTheSameBitsEveryTime) {
+  MakeModels(WideModel(1), 12);
+  if (ranks_.empty()) return;
+  const int rounds = 40, length = 8;
+  std::vector<TestSequence> expected = Prompts(*alone_, 12);
+  Write(*alone_, expected, length);
+  OnAll([&](size_t r) {
+    const std::vector<TestSequence> prompts = Prompts(*ranks_[r], 12);
+    for (int round = 0; round < rounds; ++round) {
+      std::vector<TestSequence> actual = prompts;
+      Write(*ranks_[r], actual, length);
+      for (size_t i = 0; i < actual.size(); ++i) {
+        EXPECT_EQ(actual[i].logits, expected[i].logits)
+            << "rank " << r << " prompt " << i << " round " << round;
+      }
+    }
+  });
 }
 
 // On two ranks from 256 tokens on, on four from 512. Behind 2,052 tokens selections are scored.

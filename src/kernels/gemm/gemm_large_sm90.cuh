@@ -253,7 +253,7 @@ class LargeMultiplier {
     return SmemDescriptor(SharedAddress(ring_.weights[stage]));
   }
   __device__ void Release(int stage) {
-    if (threadIdx.x % 32 == 0) BarrierArrive(&ring_.empty[stage]);
+    if (threadIdx.x % 32 == 0) BarrierHandBack(&ring_.empty[stage]);
   }
 
   template <int kMine>

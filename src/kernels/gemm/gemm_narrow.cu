@@ -197,7 +197,7 @@ class NarrowMultiplier {
   }
   __device__ void Release(int k) {
     __syncwarp();
-    if (lane() == 0) BarrierArrive(&ring_.empty[Stage(k)]);
+    if (lane() == 0) BarrierHandBack(&ring_.empty[Stage(k)]);
   }
   __device__ uint64_t XDescriptor(int k, int tile) {
     return SmemDescriptor(SharedAddress(ring_.x[Stage(k)][tile]));

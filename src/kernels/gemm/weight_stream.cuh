@@ -1,9 +1,10 @@
 // Weight products of few tokens on sm_90a, where reading the weights is all the work: one block
 // runs on a multiprocessor and streams the weights of its items, one after another, through one
 // ring in shared memory, never stopping between items: one warp fetches weights as far ahead as the
-// ring allows, another one activations when they are there, the others multiply. With one pair of
-// warpgroups a block takes about half of the shared memory and of the registers, so that the next
-// product of the stream can fill its own ring before it has to wait.
+// ring allows, two stages at a time on their way, another one activations when they are there, the
+// others multiply. With one pair of warpgroups a block takes about half of the shared memory and of
+// the registers, so that the next product of the stream can fill its own ring before it has to
+// wait.
 //
 // An item is one or two row tiles of weights, 64 rows for each of the two warpgroups, times up to
 // kN tokens. A cluster of `split` blocks works on the same items: block r on the r-th part of the
@@ -66,6 +67,9 @@ class WeightStream {
   static constexpr int kSent = std::min(kN, 64);  // tokens at a time
   static constexpr int kInfos = kStages + 2;  // the most items of a block at a time, and one more
   static constexpr int kScales = 2 * kFullBlocks;  // of the weights of a stage
+  // Stages of weights on their way: 64 KB keep the memory busy, and what others read meanwhile (the
+  // activations, the operator before) does not queue behind a whole ring.
+  static constexpr int kOnTheirWay = 2;
 
   struct Shared {
     alignas(1024) std::byte x[kStages][kXBytes];
@@ -75,7 +79,9 @@ class WeightStream {
     StreamInfo infos[kInfos];
     // Sums that blocks sent, twice in turn: [rank, pair][tokens of this block][row].
     alignas(16) float inbox[2][kPairs * kSent][kRows];
-    uint64_t full[kStages], empty[kStages], inbox_full[2];
+    uint64_t landed[kStages];                // weights
+    uint64_t full[kStages], empty[kStages];  // full: activations and scales
+    uint64_t inbox_full[2];
   };
 
   __device__ WeightStream(Shared& shared, int rank, int split_log2)
@@ -90,7 +96,8 @@ class WeightStream {
   __device__ void Init() {
     if (threadIdx.x == 0) {
       for (int i = 0; i < kStages; ++i) {
-        BarrierInit(&s_.full[i], 1 + kScales);  // weights; activations and scales
+        BarrierInit(&s_.landed[i], 1);
+        BarrierInit(&s_.full[i], kScales);
         BarrierInit(&s_.empty[i], kWarps);
       }
       for (auto& barrier : s_.inbox_full) BarrierInit(&barrier, kWarps * split_);
@@ -106,7 +113,8 @@ class WeightStream {
   template <typename Items>
   __device__ void FetchWeights(const Items& items, bool once) {
     const uint64_t policy = EvictFirst();
-    Place stage;
+    Place stage, oldest;
+    int on_their_way = 0;
     const int count = items.count();
     for (int i = 0; i < count; ++i) {
       const StreamItem p = items(i);
@@ -115,9 +123,15 @@ class WeightStream {
         const auto bytes =
             static_cast<uint32_t>(min(kFullBlocks, p.info.num_blocks - block) * kWeightTileBytes);
         AwaitEmpty(stage);
+        if (on_their_way == kOnTheirWay) {
+          BarrierWait(&s_.landed[oldest.index], oldest.parity);
+          oldest.Next();
+        } else {
+          ++on_their_way;
+        }
         if (lane() == 0) {
           if (block == 0) s_.infos[i % kInfos] = p.info;
-          BarrierExpectBytes(&s_.full[stage.index],
+          BarrierExpectBytes(&s_.landed[stage.index],
                              static_cast<uint32_t>(p.info.row_tiles) * bytes);
         }
         __syncwarp();
@@ -125,9 +139,9 @@ class WeightStream {
           const uint32_t to =
               SharedAddress(s_.weights[stage.index]) + static_cast<uint32_t>(lane()) * bytes;
           if (once) {
-            BulkCopyTo(to, from, bytes, &s_.full[stage.index], policy);
+            BulkCopyTo(to, from, bytes, &s_.landed[stage.index], policy);
           } else {
-            BulkCopyTo(to, from, bytes, &s_.full[stage.index]);
+            BulkCopyTo(to, from, bytes, &s_.landed[stage.index]);
           }
         }
         from += bytes;
@@ -179,7 +193,7 @@ class WeightStream {
   __device__ void Consume(int count, Writer writer) {
     if (split_ > 1) ClusterWait();  // every block has started
     for (int i = 0; i < count; ++i) {
-      BarrierWait(&s_.full[stage_], parity_);
+      BarrierWait(&s_.landed[stage_], parity_);
       StreamInfo info = s_.infos[i % kInfos];
       // The compiler is to know that all threads take the same way.
       info.kind = static_cast<TileKind>(__shfl_sync(0xffffffffu, static_cast<int>(info.kind), 0));
@@ -356,6 +370,7 @@ class WeightStream {
   template <TileKind kKind, int kStageBlocks>
   __device__ void Multiply(int num_blocks, float (&d)[kN / 2]) {
     for (int block = 0; block < num_blocks; block += kStageBlocks) {
+      BarrierWait(&s_.landed[stage_], parity_);
       BarrierWait(&s_.full[stage_], parity_);
       if (block + kStageBlocks <= num_blocks) {
         MultiplyStage<kKind, kStageBlocks>(d);
@@ -363,7 +378,7 @@ class WeightStream {
         MultiplyStage<kKind, 1>(d);
       }
       __syncwarp();
-      if (lane() == 0) BarrierArrive(&s_.empty[stage_]);
+      if (lane() == 0) BarrierHandBack(&s_.empty[stage_]);
       if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;
     }
   }

@@ -205,7 +205,7 @@ class ExpertStream {
       BarrierWait(&s_.inbox_full[i & 1], (i / 2) & 1);
       writer.Finish(item, s_.inbox[i & 1]);
       __syncwarp();
-      if (lane() == 0) BarrierArrive(&s_.inbox_empty[i & 1]);
+      if (lane() == 0) BarrierHandBack(&s_.inbox_empty[i & 1]);
     }
   }
 
@@ -318,7 +318,7 @@ class ExpertStream {
         }
       }
       __syncwarp();
-      if (lane() == 0) BarrierArrive(&s_.empty[stage.index]);
+      if (lane() == 0) BarrierHandBack(&s_.empty[stage.index]);
       stage.Next();
     }
     if (i >= 2) BarrierWait(&s_.inbox_empty[i & 1], (i / 2 - 1) & 1);

@@ -277,8 +277,9 @@ class Fp4Multiplier {
   __device__ void Release() {
     __syncwarp();
     if constexpr (kCluster == 1) {
-      if (lane() == 0) BarrierArrive(&ring_.empty[stage_]);
+      if (lane() == 0) BarrierHandBack(&ring_.empty[stage_]);
     } else if (lane() < kCluster) {
+      FinishLoads();
       ReleaseAt(&ring_.empty[stage_], static_cast<uint32_t>(lane()));
     }
     if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;

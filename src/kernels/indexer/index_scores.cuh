@@ -136,7 +136,7 @@ __device__ __forceinline__ void ScoreKeys(const IndexScoreParams& p,
       WgmmaWait<0>();
       const float scales[2] = {shared.key_scales[stage][row], shared.key_scales[stage][row + 8]};
       __syncwarp();
-      if (threadIdx.x % 32 == 0) BarrierArrive(shared.empty + stage);
+      if (threadIdx.x % 32 == 0) BarrierHandBack(shared.empty + stage);
       if (!mine) continue;
       // Two tokens at a time: their sums for the thread's two rows.
 #pragma unroll
