@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -25,7 +26,7 @@ using checkpoint::TensorSource;
 // Between two copies the link rests for some 3 us, so a batch is worth 150 us of it, four units.
 // The slots together are small enough to stay in a processor's cache from the reading to the link.
 constexpr int64_t kBatchBytes = int64_t{9} << 20;
-constexpr size_t kNumSlots = 8;
+constexpr int64_t kNumSlots = 8;
 // So many read faster than the link takes it; more take cores and memory from it.
 constexpr int kMaxReaders = 12;
 
@@ -67,9 +68,9 @@ std::vector<Batch> MakeBatches(std::span<const WeightUnit> units) {
   return batches;
 }
 
-// Batch b goes through slot b % kNumSlots. Readers take its units one by one; who reads the last of
-// them enqueues the batch at once, so that the link finds the next copy behind the one that it is
-// at. The thread that began all this waits until the GPU is done with it, which frees the slot.
+// Readers take the units of a batch one by one into a slot; who reads the last of them enqueues the
+// batch at once, so that the link finds the next copy behind the one that it is at. The thread that
+// began all this waits until the GPU is done with a batch, which frees the slot.
 class Transfer {
  public:
   Transfer(const std::vector<WeightUnit>& units, const TensorSource& source, int num_experts,
@@ -93,17 +94,15 @@ class Transfer {
     std::byte* pinned = nullptr;
     std::byte* staging = nullptr;          // on the GPU
     std::unique_ptr<device::Event> event;  // behind the batch
-    size_t num_read = 0;                   // units of the batch; guarded by mutex_
-    bool is_sent = false;                  // guarded by mutex_
+    const Batch* batch = nullptr;          // what it is given to, before anyone reads into it
+    size_t num_read = 0;                   // of the batch's units; guarded by mutex_
   };
   // A unit to be read.
   struct Piece {
-    size_t batch = 0;
+    Slot* slot = nullptr;
     const WeightUnit* unit = nullptr;
     int64_t place = 0;  // in the slot
   };
-
-  Slot& SlotOf(size_t batch) { return slots_[batch % kNumSlots]; }
 
   Status Open() {
     int64_t bytes = 0;
@@ -113,11 +112,12 @@ class Transfer {
     for (auto& stream : streams_) {
       ASSIGN_OR_RETURN(stream, device_.MakeStream());
     }
-    for (size_t i = 0; i < kNumSlots; ++i) {
-      const int64_t place = static_cast<int64_t>(i) * bytes;
-      slots_[i].pinned = pinned_.data() + place;
-      slots_[i].staging = staging_.data() + place;
-      ASSIGN_OR_RETURN(slots_[i].event, device_.MakeEvent());
+    for (int64_t i = 0; i < kNumSlots; ++i) {
+      Slot& slot = slots_[static_cast<size_t>(i)];
+      slot.pinned = pinned_.data() + i * bytes;
+      slot.staging = staging_.data() + i * bytes;
+      ASSIGN_OR_RETURN(slot.event, device_.MakeEvent());
+      free_.push_back(&slot);
     }
     device::CheckCuda(cudaGetDevice(&gpu_), __FILE__, __LINE__);  // the device's own, by now
     return OkStatus();
@@ -127,30 +127,34 @@ class Transfer {
     device::CheckCuda(cudaSetDevice(gpu_), __FILE__, __LINE__);
     while (const std::optional<Piece> piece = Take()) {
       Status status = Read(*piece);
-      if (status.ok() && IsLastRead(piece->batch)) status = Send(piece->batch);
+      if (status.ok() && IsLastRead(*piece->slot)) status = Send(*piece->slot);
       Keep(status);
     }
   }
 
-  // The next unit, when its slot is free; nothing: all are taken, or it came to an error.
+  // The next unit, when there is a slot for it; nothing: all are taken, or it came to an error.
   std::optional<Piece> Take() {
     std::unique_lock lock(mutex_);
-    slot_was_freed_.wait(lock, [&] {
-      return !error_.ok() || next_.batch < std::min(num_freed_ + kNumSlots, batches_.size()) ||
-             next_.batch == batches_.size();
-    });
-    if (!error_.ok() || next_.batch == batches_.size()) return {};
+    const auto is_over = [&] { return !error_.ok() || next_.batch == batches_.size(); };
+    can_take_.wait(lock, [&] { return is_over() || next_.slot != nullptr || !free_.empty(); });
+    if (is_over()) return {};
     const Batch& batch = batches_[next_.batch];
-    const Piece piece{next_.batch, &batch.units[next_.unit], next_.place};
+    if (next_.slot == nullptr) {
+      // The one that was freed last is still in the cache.
+      next_.slot = free_.back();
+      free_.pop_back();
+      next_.slot->batch = &batch;
+      next_.slot->num_read = 0;
+    }
+    const Piece piece{next_.slot, &batch.units[next_.unit], next_.place};
     next_.place += PlaceBytes(*piece.unit);
     if (++next_.unit == batch.units.size()) next_ = {.batch = next_.batch + 1};
-    // Nobody frees a slot for those who wait when there is nothing more to take.
-    if (next_.batch == batches_.size()) slot_was_freed_.notify_all();
+    if (next_.batch == batches_.size()) can_take_.notify_all();
     return piece;
   }
 
   Status Read(const Piece& piece) {
-    std::byte* const to = SlotOf(piece.batch).pinned + piece.place;
+    std::byte* const to = piece.slot->pinned + piece.place;
     for (const WeightUnit::Read& read : piece.unit->reads) {
       RETURN_IF_ERROR(ReadTensor(source_, *read.tensor, read.offset, num_experts_,
                                  {to + read.place, static_cast<size_t>(read.bytes)}));
@@ -158,20 +162,19 @@ class Transfer {
     return OkStatus();
   }
 
-  bool IsLastRead(size_t batch) {
+  bool IsLastRead(Slot& slot) {
     const std::lock_guard lock(mutex_);
-    return ++SlotOf(batch).num_read == batches_[batch].units.size();
+    return ++slot.num_read == slot.batch->units.size();
   }
 
   // Streams take turns, so that one batch's tiles are made while the next one is on the link.
-  Status Send(size_t b) {
-    const Batch& batch = batches_[b];
-    Slot& slot = SlotOf(b);
+  Status Send(Slot& slot) {
     const std::lock_guard sending(sending_);
-    device::Stream& stream = *streams_[b % streams_.size()];
-    RETURN_IF_ERROR(stream.Copy(slot.staging, slot.pinned, batch.bytes));
+    std::swap(streams_[0], streams_[1]);
+    device::Stream& stream = *streams_[0];
+    RETURN_IF_ERROR(stream.Copy(slot.staging, slot.pinned, slot.batch->bytes));
     const std::byte* at = slot.staging;
-    for (const WeightUnit& unit : batch.units) {
+    for (const WeightUnit& unit : slot.batch->units) {
       if (unit.destination == nullptr) {
         MakeTiles(unit, at, stream);
       } else {
@@ -181,25 +184,25 @@ class Transfer {
     }
     RETURN_IF_ERROR(slot.event->Record(stream));
     const std::lock_guard lock(mutex_);
-    slot.is_sent = true;
-    batch_was_sent_.notify_one();
+    sent_.push_back(&slot);
+    can_free_.notify_one();
     return OkStatus();
   }
 
   void FreeSlots() {
-    for (size_t b = 0; b < batches_.size(); ++b) {
-      Slot& slot = SlotOf(b);
+    for (size_t i = 0; i < batches_.size(); ++i) {
+      Slot* slot = nullptr;
       {
         std::unique_lock lock(mutex_);
-        batch_was_sent_.wait(lock, [&] { return !error_.ok() || slot.is_sent; });
+        can_free_.wait(lock, [&] { return !error_.ok() || !sent_.empty(); });
         if (!error_.ok()) return;
+        slot = sent_.front();
+        sent_.pop_front();
       }
-      Keep(slot.event->Wait());
+      Keep(slot->event->Wait());
       const std::lock_guard lock(mutex_);
-      slot.num_read = 0;
-      slot.is_sent = false;
-      num_freed_ = b + 1;
-      slot_was_freed_.notify_all();
+      free_.push_back(slot);
+      can_take_.notify_all();
     }
   }
 
@@ -207,8 +210,8 @@ class Transfer {
     if (status.ok()) return;
     const std::lock_guard lock(mutex_);
     if (error_.ok()) error_ = status;
-    slot_was_freed_.notify_all();
-    batch_was_sent_.notify_all();
+    can_take_.notify_all();
+    can_free_.notify_all();
   }
 
   const std::vector<Batch> batches_;
@@ -221,14 +224,17 @@ class Transfer {
   std::array<std::unique_ptr<device::Stream>, 2> streams_;
   std::mutex sending_;  // held by who uses the streams
 
-  std::mutex mutex_;
-  std::condition_variable slot_was_freed_, batch_was_sent_;
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable can_take_, can_free_;
+  // What is taken next.
   struct {
     size_t batch = 0, unit = 0;
+    Slot* slot = nullptr;  // of the batch; null: it has none yet
     int64_t place = 0;
-  } next_;                // to be taken; guarded by mutex_
-  size_t num_freed_ = 0;  // batches that the GPU has done with; guarded by mutex_
-  Status error_;          // guarded by mutex_; the first
+  } next_;
+  std::vector<Slot*> free_;
+  std::deque<Slot*> sent_;
+  Status error_;  // the first
 };
 
 }  // namespace
