@@ -64,16 +64,6 @@ __device__ inline void BarrierCountAt(uint64_t* barrier, uint32_t rank) {
       "r"(rank)
       : "memory");
 }
-// Arrives at this block's address `barrier` in the cluster's block `rank`; what the warp wrote to
-// that block before is visible to who waits there with BarrierWaitCluster.
-__device__ inline void BarrierArriveAt(uint64_t* barrier, uint32_t rank) {
-  asm volatile(
-      "{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [r];\n}" ::"r"(
-          SharedAddress(barrier)),
-      "r"(rank)
-      : "memory");
-}
 __device__ inline void BarrierWaitCluster(uint64_t* barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred p;\n"
@@ -173,11 +163,6 @@ __device__ inline void SendInCluster(uint32_t address, float value, uint32_t bar
 __device__ inline void SendToBlock(const float* p, float value, const uint64_t* barrier,
                                    uint32_t rank) {
   SendInCluster(AddressInBlock(p, rank), value, AddressInBlock(barrier, rank));
-}
-// `value` to this block's address `p` in the shared memory of the cluster's block `rank`.
-__device__ inline void StoreToBlock(float* p, uint32_t rank, float value) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(AddressInBlock(p, rank)), "f"(value)
-               : "memory");
 }
 
 // Counters in device memory by which blocks tell each other what is complete. What a thread wrote

@@ -68,8 +68,8 @@ __device__ __forceinline__ void BulkCopyToBoth(uint32_t shared, const void* glob
       : "memory");
 }
 
-// Arrives at the barrier in the cluster's block `rank`. BarrierArriveAt without its fence, which
-// would wait for all that the warp wrote: who waits here only overwrites what was read.
+// Arrives at the barrier in the cluster's block `rank`, without a release at the cluster's scope,
+// which would wait for all that the warp wrote: who waits here only overwrites what was read.
 __device__ __forceinline__ void ReleaseAt(uint64_t* barrier, uint32_t rank) {
   asm volatile(
       "{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\n"
