@@ -3,7 +3,8 @@
 // through one ring in shared memory without a pause between items or between the two products.
 //
 // An item is 128 rows of weights (two row tiles) times a tile of up to kN tokens, FP8 twice as
-// many. Who does what:
+// many. A step of one token has a kernel of its own, kN = 1, for columns in
+// whole stages (Fp4AloneProducts). Who does what:
 //   4 warpgroups  multiply: two for each row tile, taking turns by column blocks;
 //   warp 16       deals the items out and fetches their weights as far ahead as the ring allows;
 //   warp 17       fetches the rest, activations and FP8 scales, as soon as they are complete;
@@ -50,18 +51,21 @@ struct ExpertItem {
 template <int kN, int kStages>
 class ExpertStream {
  public:
-  static constexpr int kFp8Tokens = 2 * kN;
+  static constexpr bool kAlone = kN == 1;
+  static constexpr int kFp8Tokens = kAlone ? 8 : 2 * kN;
   static constexpr int kFp4Blocks = 4, kFp8Blocks = 2;  // column blocks of a stage
   static constexpr int kScales = 2 * kFp8Blocks;        // of the FP8 weights of a stage
   static constexpr int kRows = 128;
   static constexpr int kConsumers = 512;
   static constexpr int kThreads = kConsumers + 4 * 32;
   static constexpr int kWeightBytes = 2 * kFp4Blocks * 4352;
-  static constexpr int kXScales = 4 * kN;  // of either kind
-  static constexpr int kXBytes = kXScales * 128;
-  static constexpr int kItems = kStages + 6;      // more than a block has at hand
-  static constexpr int kInboxRow = kRows + 4;     // without bank conflicts
-  static constexpr bool kTakesPackets = kN == 8;  // of one token
+  static constexpr int kFp4Rows = kAlone ? 8 : kN;          // of activations, a column block
+  static constexpr int kXScales = kFp8Blocks * kFp8Tokens;  // at most, of either kind
+  // Where FP8 activations begin: of one token behind FP4's, where what is zero stays so.
+  static constexpr int kFp8X = kAlone ? kFp4Blocks * kFp4Rows * 128 : 0;
+  static constexpr int kXBytes = kFp8X + kFp8Blocks * kFp8Tokens * 128;
+  static constexpr int kItems = kStages + 6;   // more than a block has at hand
+  static constexpr int kInboxRow = kRows + 4;  // without bank conflicts
 
   struct Shared {
     alignas(1024) std::byte x[kStages][kXBytes];
@@ -79,6 +83,12 @@ class ExpertStream {
 
   // All threads, once, before anything else.
   __device__ void Init() {
+    if constexpr (kAlone) {
+      for (int i = static_cast<int>(threadIdx.x); i < kStages * kXBytes / 16; i += kThreads) {
+        reinterpret_cast<uint4*>(s_.x)[i] = {};
+      }
+      FenceSharedForWgmma();
+    }
     if (threadIdx.x == 0) {
       for (auto& barrier : s_.item_full) BarrierInit(&barrier, 1);
       for (int i = 0; i < kStages; ++i) {
@@ -139,11 +149,14 @@ class ExpertStream {
     for (int i = 0;; ++i) {
       const ExpertItem& item = Take(i);
       if (item.num_blocks == 0) return;
-      if constexpr (kTakesPackets) {
+      if constexpr (kAlone) {
         if (const uint4* const packets = source.packets(item)) {
           FetchPackets(item, source, packets, stage);
-          continue;
+        } else {
+          source.Await(item);
+          FetchToken(item, stage);
         }
+        continue;
       }
       source.Await(item);
       const int full = BlocksOf(item.kind), tokens = item.kind == TileKind::kFp4 ? kN : kFp8Tokens;
@@ -233,6 +246,47 @@ class ExpertStream {
     return s_.items[i % kItems];
   }
 
+  // Of 16 bytes of one token in a stage of FP4.
+  __device__ static int AloneOffset(int block, int unit) {
+    return block * 1024 + Fp4AloneOffset(block / 2, unit);
+  }
+
+  // One token's activations, 16 bytes a lane and stage, of kAhead stages at once.
+  __device__ void FetchToken(const ExpertItem& item, Place& stage) {
+    constexpr int kAhead = 4;
+    const bool fp4 = item.kind == TileKind::kFp4;
+    const int full = BlocksOf(item.kind), block = lane() / 8, unit = lane() % 8;
+    const int to = fp4 ? AloneOffset(block, unit) : kFp8X + block * kFp8Tokens * 128 + unit * 16;
+    const int scale_to = lane() * (fp4 ? kN : kFp8Tokens);
+#pragma unroll 1
+    for (int begin = 0; begin < item.num_blocks; begin += kAhead * full) {
+      uint4 x[kAhead];
+      float scales[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int first = begin + i * full, blocks = min(full, item.num_blocks - first);
+        if (block < blocks) {
+          x[i] = *reinterpret_cast<const uint4*>(item.x + (first + block) * item.x_block_bytes +
+                                                 unit * 16);
+        }
+        if (lane() < blocks) scales[i] = item.x_scales[(first + lane()) * item.x_scales_stride];
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int first = begin + i * full, blocks = min(full, item.num_blocks - first);
+        if (blocks <= 0) break;
+        if (!stage.first_round) BarrierWait(&s_.empty[stage.index], stage.parity ^ 1);
+        WriteScales(item, first, blocks, stage.index);
+        if (block < blocks) *reinterpret_cast<uint4*>(s_.x[stage.index] + to) = x[i];
+        if (lane() < blocks) s_.x_scales[stage.index][scale_to] = scales[i];
+        FenceSharedForWgmma();
+        __syncwarp();
+        if (lane() < kScales) BarrierArrive(&s_.full[stage.index]);
+        stage.Next();
+      }
+    }
+  }
+
   // Of one token, kPacketBlocks column blocks at a time: a lane has packet lane % 16 of every
   // second one, lanes 0, 1, … their scales.
   static constexpr int kPacketBlocks = 8;
@@ -241,7 +295,8 @@ class ExpertStream {
   template <typename Source>
   __device__ void FetchPackets(const ExpertItem& item, const Source& source, const uint4* packets,
                                Place& stage) {
-    const int full = BlocksOf(item.kind), tokens = item.kind == TileKind::kFp4 ? kN : kFp8Tokens;
+    const bool fp4 = item.kind == TileKind::kFp4;
+    const int full = BlocksOf(item.kind), scales = fp4 ? kN : kFp8Tokens;
 #pragma unroll 1
     for (int begin = 0; begin < item.num_blocks; begin += kPacketBlocks) {
       const int count = min(kPacketBlocks, item.num_blocks - begin);
@@ -256,12 +311,14 @@ class ExpertStream {
           WriteScales(item, begin + i, blocks, stage.index);
           if (lane() >= first && lane() < first + blocks) {
             const uint4& scale = own[kPacketBlocks / 2];
-            s_.x_scales[stage.index][(lane() - first) * tokens] = __uint_as_float(scale.x);
+            s_.x_scales[stage.index][(lane() - first) * scales] = __uint_as_float(scale.x);
           }
         }
         if (i + lane() / 16 < count) {
-          std::byte* const row = s_.x[stage.index] + (i - first + lane() / 16) * tokens * 128;
-          *reinterpret_cast<uint2*>(row + lane() % 16 * 8) = {own[i / 2].x, own[i / 2].z};
+          const int block = i - first + lane() / 16, piece = lane() % 16;
+          const int to = fp4 ? AloneOffset(block, piece / 2) + piece % 2 * 8
+                             : kFp8X + block * kFp8Tokens * 128 + piece * 8;
+          *reinterpret_cast<uint2*>(s_.x[stage.index] + to) = {own[i / 2].x, own[i / 2].z};
         }
         if (i + 2 < first + blocks) continue;
         FenceSharedForWgmma();
@@ -305,9 +362,21 @@ class ExpertStream {
 
   template <TileKind kKind>
   __device__ void MultiplyItem(Place& stage, int num_blocks, int num_tokens, int i) {
-    constexpr int kTokens = kKind == TileKind::kFp4 ? kN : kFp8Tokens;
+    float d[(kKind == TileKind::kFp4 ? kFp4Rows : kFp8Tokens) / 2] = {};
+    if constexpr (kAlone && kKind == TileKind::kFp4) {
+      MultiplyAlone(stage, num_blocks, d);
+    } else {
+      MultiplyStages<kKind>(stage, num_blocks, d);
+    }
+    if (i >= 2) BarrierWait(&s_.inbox_empty[i & 1], (i / 2 - 1) & 1);
+    Send(d, num_tokens, s_.inbox[i & 1][half()]);
+    __syncwarp();
+    if (lane() == 0) BarrierArrive(&s_.inbox_full[i & 1]);
+  }
+
+  template <TileKind kKind, int kSize>
+  __device__ __forceinline__ void MultiplyStages(Place& stage, int num_blocks, float (&d)[kSize]) {
     constexpr int kBlocks = kKind == TileKind::kFp4 ? kFp4Blocks : kFp8Blocks;
-    float d[kTokens / 2] = {};
     for (int block = 0; block < num_blocks; block += kBlocks) {
       BarrierWait(&s_.full[stage.index], stage.parity);
       if (block + kBlocks <= num_blocks) {
@@ -321,10 +390,29 @@ class ExpertStream {
       if (lane() == 0) BarrierHandBack(&s_.empty[stage.index]);
       stage.Next();
     }
-    if (i >= 2) BarrierWait(&s_.inbox_empty[i & 1], (i / 2 - 1) & 1);
-    Send(d, num_tokens, s_.inbox[i & 1][half()]);
-    __syncwarp();
-    if (lane() == 0) BarrierArrive(&s_.inbox_full[i & 1]);
+  }
+
+  // One token's FP4: whole stages, each handed back when the next one is under way.
+  __device__ __forceinline__ void MultiplyAlone(Place& stage, int num_blocks, float (&d)[4]) {
+    constexpr int kTileBytes = static_cast<int>(TileMatrixBytes(TileKind::kFp4));
+    Fp4AloneProducts products;
+    int last = -1;
+    const auto end_last = [&] {
+      products.End(d);
+      __syncwarp();
+      if (lane() == 0 && last >= 0) BarrierHandBack(&s_.empty[last]);
+    };
+#pragma unroll 1
+    for (int block = 0; block < num_blocks; block += kFp4Blocks) {
+      const int i = stage.index;
+      BarrierWait(&s_.full[i], stage.parity);
+      products.Begin(s_.weights[i] + (tile() * kFp4Blocks + half()) * kTileBytes,
+                     s_.x[i] + half() * kFp4Rows * 128, s_.x_scales[i] + half(), end_last);
+      last = i;
+      stage.Next();
+    }
+    end_last();
+    d[0] = QuadSum(d[0]), d[2] = QuadSum(d[2]);
   }
 
   // Every second block of a stage, from `first` on.
@@ -332,9 +420,10 @@ class ExpertStream {
   __device__ void MultiplyBlocks(int stage, int first, float (&d)[kSize]) {
     constexpr int kTokens = 2 * kSize;
     constexpr int kBytes = static_cast<int>(TileMatrixBytes(kKind));
-    const std::byte* x = s_.x[stage] + first * kTokens * 128;
+    constexpr bool kFp4 = kKind == TileKind::kFp4;
+    const std::byte* x = s_.x[stage] + (kFp4 ? 0 : kFp8X) + first * kTokens * 128;
     const float* x_scales = s_.x_scales[stage] + first * kTokens;
-    if constexpr (kKind == TileKind::kFp4) {
+    if constexpr (kFp4) {
       MultiplyFp4Blocks<kTokens, kCount>(s_.weights[stage] + (tile() * kFp4Blocks + first) * kBytes,
                                          x, x_scales, d);
     } else {
@@ -342,6 +431,12 @@ class ExpertStream {
       MultiplyFp8<kTokens, 1>(s_.weights[stage] + (tile() * kFp8Blocks + first) * kBytes, x,
                               &s_.weight_scales[stage][first][tile()], x_scales, d);
     }
+  }
+
+  // The sum of four lanes next to each other, in each of them.
+  __device__ static float QuadSum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
   }
 
   template <int kSize>

@@ -11,6 +11,8 @@ namespace fathom::kernels {
 namespace {
 
 constexpr int kSharedExpert = -1;  // as an expert's id
+// Whole stages of columns, which one token's kernel takes.
+constexpr int kAloneColumns = 512;
 
 // How the first product's items are dealt out to the clusters: a tile of tokens times 128 columns
 // of t. First come the shared expert's, in rounds. An FP8 item takes as long as `weight` FP4 items:
@@ -561,11 +563,14 @@ void Run(const CudaExpertParams& p, Work work, const ExpertRank& rank, device::S
   work.shared_tiles = NumSharedTiles(p.shared_tokens(), p.num_tokens);
   work.max_tiles = static_cast<int>(MaxExpertTiles(p.num_tokens, p.num_experts, p.num_chosen));
   work.is_direct = p.num_tokens <= kDirectTokens;
-  work.by_packets = p.num_tokens == 1 && work.gate_up && work.down;
+  const bool alone =
+      p.num_tokens == 1 && p.hidden % kAloneColumns == 0 && p.intermediate % kAloneColumns == 0;
+  work.by_packets = alone && work.gate_up && work.down;
   CHECK(!work.by_packets || p.t_packets != nullptr);
   work.deal.items_of_tile = work.gate_up ? static_cast<int>(work.gate_up_rows / 128) : 0;
   work.deal.num_shared = work.shared_tiles * work.deal.items_of_tile;
   work.deal.weight = p.routed.kind == TileKind::kFp4 ? 2 : 1;
+  if (alone) return Run<1, 5, Progress>(p, work, rank, stream);
   ExpertTileRows(p.num_tokens) == 8 ? Run<8, 5, Progress>(p, work, rank, stream)
                                     : Run<16, 3, Progress>(p, work, rank, stream);
 }

@@ -1,10 +1,26 @@
 // FP4 weights (weight_tiles.h) times FP8 activations by one warpgroup, both in shared memory, up to
-// 16 tokens: the codes become e4m3 in registers. Device code only.
+// 16 tokens, or one alone: the codes become e4m3 in registers. Device code only.
 #pragma once
 
 #include "kernels/gemm/stream_products.cuh"
 
 namespace fathom::kernels {
+
+// 2^(the exponent in bits 23 to 30 - 127); 2^-127 counts as 0.
+__device__ __forceinline__ float ScaleOf(uint32_t bits) {
+  return __uint_as_float(bits & 0x7f800000u);
+}
+
+// A thread's part of a tile to the A registers of four products, one for each group.
+__device__ __forceinline__ void ExpandFp4Tile(const uint4 (&codes)[2], uint32_t (&a)[4][4]) {
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    ExpandFp4(codes[c].x, a[2 * c][0], a[2 * c][2]);
+    ExpandFp4(codes[c].y, a[2 * c][1], a[2 * c][3]);
+    ExpandFp4(codes[c].z, a[2 * c + 1][0], a[2 * c + 1][2]);
+    ExpandFp4(codes[c].w, a[2 * c + 1][1], a[2 * c + 1][3]);
+  }
+}
 
 // A thread's part of a tile, and of the tokens' scales.
 template <int kN>
@@ -23,16 +39,6 @@ struct Fp4Tile {
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
       x_scales[j] = *reinterpret_cast<const float2*>(scales + thread % 4 * 2 + j * 8);
-    }
-  }
-  // To the A registers of four products, one for each group.
-  __device__ __forceinline__ void Expand(uint32_t (&a)[4][4]) const {
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      ExpandFp4(codes[c].x, a[2 * c][0], a[2 * c][2]);
-      ExpandFp4(codes[c].y, a[2 * c][1], a[2 * c][3]);
-      ExpandFp4(codes[c].z, a[2 * c + 1][0], a[2 * c + 1][2]);
-      ExpandFp4(codes[c].w, a[2 * c + 1][1], a[2 * c + 1][3]);
     }
   }
   // d += the products, scaled.
@@ -55,9 +61,9 @@ struct Fp4Tile {
   }
 
  private:
-  // 2^(byte q - 127); 2^-127 counts as 0.
+  // Of byte q.
   __device__ static float Scale(uint32_t bytes, int q) {
-    return __uint_as_float((q == 3 ? bytes >> 1 : bytes << (23 - 8 * q)) & 0x7f800000u);
+    return ScaleOf(q == 3 ? bytes >> 1 : bytes << (23 - 8 * q));
   }
 };
 
@@ -71,7 +77,7 @@ __device__ __forceinline__ void MultiplyFp4Blocks(const std::byte* weights, cons
   float products[4][kN / 2];
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) tiles[i].Load(weights + i * 2 * 4352, x_scales + i * 2 * kN);
-  tiles[0].Expand(a[0]);
+  ExpandFp4Tile(tiles[0].codes, a[0]);
   const uint32_t address = __shfl_sync(0xffffffffu, SharedAddress(x), 0);
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) {
@@ -83,7 +89,7 @@ __device__ __forceinline__ void MultiplyFp4Blocks(const std::byte* weights, cons
     }
     WgmmaCommit();
     if (i + 1 < kBlocks) {
-      tiles[i + 1].Expand(a[i + 1]);
+      ExpandFp4Tile(tiles[i + 1].codes, a[i + 1]);
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
 #pragma unroll
@@ -96,5 +102,88 @@ __device__ __forceinline__ void MultiplyFp4Blocks(const std::byte* weights, cons
     tiles[i].Add(products, d);
   }
 }
+
+// One token, whose groups of 32 columns take the eight columns of the products: group q of the
+// i-th of two column blocks is row 4 i + q of the block's tile of x, whose other rows are zero
+// there. So each group's sum comes to a place of its own, and a thread scales two for a row of
+// weights instead of all eight.
+//
+// Where the 16 bytes `unit` of the i-th block's 128 lie in its swizzled tile.
+__device__ __forceinline__ int Fp4AloneOffset(int i, int unit) {
+  const int row = 4 * i + unit / 2;
+  return row * 128 + (unit ^ row) * 16;
+}
+
+// A warpgroup takes stage after stage of a row tile's column blocks, two of each stage. A block is
+// expanded while the one before is multiplied, of this stage or of the last.
+class Fp4AloneProducts {
+ public:
+  // Begins with a stage: its weights from this warpgroup's first block on, x and its scales (a
+  // float a block) likewise. `end_last()`, which calls End, is called before its products begin.
+  template <typename EndLast>
+  __device__ __forceinline__ void Begin(const std::byte* weights, const std::byte* x,
+                                        const float* x_scales, const EndLast& end_last) {
+    const int thread = ThreadOfGroup();
+    uint4 codes[2][2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const auto* tile = reinterpret_cast<const uint4*>(weights + i * 2 * kTileBytes);
+      codes[i][0] = tile[thread], codes[i][1] = tile[thread + 128];
+    }
+    const uint64_t b = SmemDescriptor(__shfl_sync(0xffffffffu, SharedAddress(x), 0));
+    Expand(codes[0], a_[0]);
+    end_last();
+    Multiply(a_[0], b, 0);
+    const int own = thread % 4 / 2;
+    const auto* scales = reinterpret_cast<const uint16_t*>(weights + own * 2 * kTileBytes + 4096) +
+                         thread / 32 * 32 + thread % 32 / 4 * 2 + thread % 2;
+    low_ = scales[0], high_ = scales[16];
+    x_scale_ = x_scales[own * 2];
+    Expand(codes[1], a_[1]);
+    Wait();
+    Multiply(a_[1], b + 2 * 64, 1);
+  }
+  // d[0] += this thread's groups of row g, d[2] of row g + 8, of the stage that was begun, if any.
+  __device__ __forceinline__ void End(float (&d)[4]) {
+    Wait();
+    float sums[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sums[i] = (sums_[0][i] + sums_[1][i]) + (sums_[2][i] + sums_[3][i]);
+    }
+    d[0] += x_scale_ * (ScaleOf(low_ << 23) * sums[0] + ScaleOf(low_ << 15) * sums[1]);
+    d[2] += x_scale_ * (ScaleOf(high_ << 23) * sums[2] + ScaleOf(high_ << 15) * sums[3]);
+  }
+
+ private:
+  static constexpr int kTileBytes = 4352;
+
+  __device__ __forceinline__ static void Expand(const uint4 (&codes)[2], uint32_t (&a)[4][4]) {
+    ExpandFp4Tile(codes, a);
+#pragma unroll
+    for (uint32_t (&group)[4] : a) {
+#pragma unroll
+      for (uint32_t& word : group) asm volatile("" : "+r"(word)::"memory");
+    }
+  }
+  __device__ __forceinline__ void Wait() {
+    WgmmaWait<0>();
+#pragma unroll
+    for (float (&sums)[4] : sums_) ReadyRegisters(sums);
+  }
+  __device__ __forceinline__ void Multiply(const uint32_t (&a)[4][4], uint64_t b, int accumulate) {
+    WgmmaFence();
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      Wgmma<WgmmaType::kE4m3, 8>::FromRegisters(sums_[q], a[q], b + 2 * q, accumulate);
+    }
+    WgmmaCommit();
+  }
+
+  uint32_t a_[2][4][4];
+  float sums_[4][4] = {};  // of each group: others' places are zero
+  uint32_t low_ = 0, high_ = 0;
+  float x_scale_ = 0;
+};
 
 }  // namespace fathom::kernels
