@@ -1,6 +1,7 @@
 // Blocks split by role, all of 256 threads: first one a sequence and compressor (the long ones:
 // they read and write state), then groups of tokens whose entries need this step's rows only, then
-// one a token for its KV row and one a token for its query row.
+// one a token for its KV row and one a token for its query row. The query products, which read only
+// weights before they wait, may start at once, beside the input products.
 #include "kernels/attention_prologue/attention_prologue_cuda.h"
 #include "kernels/compressor/compressor.cuh"
 #include "kernels/launch.cuh"
@@ -36,9 +37,9 @@ __device__ void QueryRow(const CudaAttentionPrologueParams& p, int token, float*
   const int column = 8 * threadIdx.x;
   const bool active = column < p.q_lora_rank;
   float x[8] = {}, weight[8] = {};
+  AllowSuccessor();
   if (active) LoadEight(p.q_norm + column, weight);
   WaitForPredecessor();
-  AllowSuccessor();
   if (active) LoadEight(p.qr + token * p.qr_stride + column, x);
   float squares = 0;
 #pragma unroll
@@ -78,18 +79,22 @@ __device__ DeviceEntry WindowEntry(const CudaAttentionPrologueParams& p, int seq
 
 // Thread i holds columns 2i and 2i + 1.
 __device__ void KvRow(const CudaAttentionPrologueParams& p, int token, float* sums) {
+  AllowSuccessor();
   const int i = threadIdx.x, seq = p.batch.token_seq[token];
   const DeviceEntry entry = seq < 0 ? DeviceEntry{} : WindowEntry(p, seq, p.batch.positions[token]);
   const float2 weight = UnpackBf16(reinterpret_cast<const uint32_t*>(p.kv_norm)[i]);
+  float2 angle{1, 0};
+  if (i >= kNumFp8 / 2) {
+    const float* angles = p.angles + int64_t{token} * kRopeDim;
+    angle = reinterpret_cast<const float2*>(angles)[i - kNumFp8 / 2];
+  }
   WaitForPredecessor();
-  AllowSuccessor();
   const float2 raw = UnpackBf16(reinterpret_cast<const uint32_t*>(p.kv + token * p.kv_stride)[i]);
   const float sum = BlockSum256(raw.x * raw.x + raw.y * raw.y, sums);
   const float scale = 1.0f / sqrtf(sum / static_cast<float>(kHeadDim) + p.norm_eps);
   float2 x{RoundBf16(raw.x * scale * weight.x), RoundBf16(raw.y * scale * weight.y)};
   if (i >= kNumFp8 / 2) {
-    const float* angles = p.angles + int64_t{token} * kRopeDim;
-    x = RotatePair(x, reinterpret_cast<const float2*>(angles)[i - kNumFp8 / 2]);
+    x = RotatePair(x, angle);
     x = {RoundBf16(x.x), RoundBf16(x.y)};
   }
   const KvPair pair = EncodeKvPair(x, i);
@@ -98,8 +103,9 @@ __device__ void KvRow(const CudaAttentionPrologueParams& p, int token, float* su
   if (entry.data != nullptr) StoreKvPair(pair, i, entry);
 }
 
+// Registers for a block beside two blocks of products.
 template <int kRatio>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __maxnreg__(72)
     AttentionPrologueKernel(const __grid_constant__ CudaAttentionPrologueParams p, Roles roles) {
   __shared__ CompressorShared shared;
   int block = blockIdx.x;

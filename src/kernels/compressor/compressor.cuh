@@ -1,8 +1,9 @@
 // The compressors of one layer on the device: a block finishes entries with 256 threads, thread i
 // holding channels 2i and 2i + 1 (index keys: the first 64 threads). Rows of earlier steps are read
 // from, and later rows written to, the state slot by one block a sequence, and every thread reads
-// and writes its own channels only, so the ring needs no barrier. Each function waits for the
-// predecessor itself, once the batch is read. Device code only.
+// and writes its own channels only, so the ring needs no barrier. Each function lets the successor
+// start and waits for the predecessor itself; before that it reads all that is older: otherwise
+// that would queue behind the successor's weights. Device code only.
 #pragma once
 
 #include "kernels/attention_prologue/attention_prologue_cuda.h"
@@ -52,6 +53,15 @@ class CompressorRows {
     return {Pair(p_.c + offset), Add(Pair(p_.z + offset), ape)};
   }
 
+  // ape of the step's first row, to the L2 cache.
+  __device__ void PrefetchApe() const {
+#pragma unroll
+    for (int column = 0; column < kWidth; column += kDim) {
+      const float* const from = p_.ape + first_ % kRatio * kWidth + column + channel_;
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+    }
+  }
+
   // Keeps the step's last rows for later steps.
   __device__ void WriteRing() const {
     for (int position = max(first_, end_ - kCompressorRingRows); position < end_; ++position) {
@@ -89,18 +99,29 @@ class CompressorRows {
   std::byte* slot_ = nullptr;
 };
 
-// The softmax pool of ratio-4 entry j.
+// What ratio-4 entry j is pooled from.
 template <int kDim>
-__device__ float2 PoolC4(const CompressorRows<4, kDim>& rows, int j) {
-  using Row = typename CompressorRows<4, kDim>::Row;
-  constexpr float kNothing = -__builtin_huge_valf();
-  Row pool[8];
+struct RowsC4 {
+  typename CompressorRows<4, kDim>::Row pool[8];
+
+  // Rows of earlier steps, or those of this one.
+  __device__ void Load(const CompressorRows<4, kDim>& rows, int j, bool fresh) {
 #pragma unroll
-  for (int r = 0; r < 8; ++r) {
-    const int position = 4 * j - 4 + r;
-    pool[r] =
-        position < 0 ? Row{{0, 0}, {kNothing, kNothing}} : rows.Load(position, r < 4 ? 0 : kDim);
+    for (int r = 0; r < 8; ++r) {
+      const int position = 4 * j - 4 + r;
+      if (position < 0) {
+        pool[r] = {{0, 0}, {-__builtin_huge_valf(), -__builtin_huge_valf()}};
+      } else if ((position >= rows.first()) == fresh) {
+        pool[r] = rows.Load(position, r < 4 ? 0 : kDim);
+      }
+    }
   }
+};
+
+// The softmax pool of a ratio-4 entry.
+template <int kDim>
+__device__ float2 PoolC4(const RowsC4<kDim>& rows) {
+  const auto& pool = rows.pool;
   float2 m = pool[7].z;
 #pragma unroll
   for (int r = 0; r < 7; ++r) m = {fmaxf(m.x, pool[r].z.x), fmaxf(m.y, pool[r].z.y)};
@@ -179,10 +200,35 @@ struct CompressorShared {
   uint32_t found[kCompressorThreads / 32];
 };
 
+// An entry, and what its channel pair is finished with: all older than the predecessor.
+template <int kRatio, int kDim>
+struct EntryPlace {
+  DeviceEntry entry;
+  float2 weight{0, 0};
+  float2 angle{1, 0};
+  bool rotates = false;
+
+  __device__ EntryPlace() = default;
+  __device__ EntryPlace(const CudaAttentionPrologueParams& p, const CudaCompressor& compressor,
+                        int seq, int j) {
+    const int i = threadIdx.x;
+    const PagedEntries& cache = compressor.cache;
+    const int32_t block =
+        p.batch.block_tables[int64_t{seq} * p.batch.max_blocks + j / cache.entries_per_page];
+    entry = EntryAt(cache, block, j % cache.entries_per_page);
+    if (2 * i >= kDim) return;
+    weight = UnpackBf16(reinterpret_cast<const uint32_t*>(compressor.norm)[i]);
+    const int pair = i - (kDim - kRopeDim) / 2;
+    rotates = pair >= 0;
+    if (rotates) angle = RopeAngle(kRatio * j, p.frequencies[pair]);
+  }
+};
+
 // b() -> RMSNorm -> b() -> rope at position ratio * j -> b() -> stored. The whole block calls it.
 template <int kRatio, int kDim>
-__device__ void FinishEntry(const CudaAttentionPrologueParams& p, const CudaCompressor& compressor,
-                            int seq, int j, float2 pooled, CompressorShared& shared) {
+__device__ void FinishEntry(const CudaAttentionPrologueParams& p,
+                            const EntryPlace<kRatio, kDim>& place, float2 pooled,
+                            CompressorShared& shared) {
   const int i = threadIdx.x;
   const bool active = 2 * i < kDim;
   float2 x{0, 0};
@@ -190,20 +236,14 @@ __device__ void FinishEntry(const CudaAttentionPrologueParams& p, const CudaComp
   const float sum = BlockSum256(fmaf(x.x, x.x, x.y * x.y), shared.sums);
   const float scale = 1.0f / sqrtf(sum / static_cast<float>(kDim) + p.norm_eps);
   if (active) {
-    const float2 weight = UnpackBf16(reinterpret_cast<const uint32_t*>(compressor.norm)[i]);
-    x = {RoundBf16(x.x * scale * weight.x), RoundBf16(x.y * scale * weight.y)};
-    const int pair = i - (kDim - kRopeDim) / 2;
-    if (pair >= 0) {
-      x = RotatePair(x, RopeAngle(kRatio * j, p.frequencies[pair]));
+    x = {RoundBf16(x.x * scale * place.weight.x), RoundBf16(x.y * scale * place.weight.y)};
+    if (place.rotates) {
+      x = RotatePair(x, place.angle);
       x = {RoundBf16(x.x), RoundBf16(x.y)};
     }
   }
-  const PagedEntries& cache = compressor.cache;
-  const int32_t block =
-      p.batch.block_tables[int64_t{seq} * p.batch.max_blocks + j / cache.entries_per_page];
-  const DeviceEntry entry = EntryAt(cache, block, j % cache.entries_per_page);
   if constexpr (kDim == kHeadDim) {
-    StoreKvPair(EncodeKvPair(x, i), i, entry);
+    StoreKvPair(EncodeKvPair(x, i), i, place.entry);
   } else {
     if (active) reinterpret_cast<float2*>(shared.key)[i] = x;
     __syncthreads();
@@ -211,7 +251,7 @@ __device__ void FinishEntry(const CudaAttentionPrologueParams& p, const CudaComp
       const float4 v = reinterpret_cast<const float4*>(shared.key)[i];
       float key[4] = {v.x, v.y, v.z, v.w};
       RotateIndexVectorWarp(key, i);
-      StoreIndexKeyWarp(key, i, p.index_dtype, entry);
+      StoreIndexKeyWarp(key, i, p.index_dtype, place.entry);
     }
     __syncthreads();
   }
@@ -229,38 +269,61 @@ template <int kDim>
 __device__ void CompressSequenceC4(const CudaAttentionPrologueParams& p,
                                    const CudaCompressor& compressor, int seq,
                                    CompressorShared& shared) {
-  const CompressorRows<4, kDim> rows(p.batch, compressor, seq, p.slot_bytes, ThreadChannel<kDim>());
-  WaitForPredecessor();
   AllowSuccessor();
-  if (p.batch.state_slots[seq] < 0) return;
-  for (int j = rows.first() / 4; 4 * j + 4 <= rows.end() && max(0, 4 * j - 4) < rows.first(); ++j) {
-    FinishEntry<4, kDim>(p, compressor, seq, j, PoolC4(rows, j), shared);
+  const CompressorRows<4, kDim> rows(p.batch, compressor, seq, p.slot_bytes, ThreadChannel<kDim>());
+  if (p.batch.state_slots[seq] < 0) return WaitForPredecessor();
+  const auto is_mine = [&](int j) {
+    return 4 * j + 4 <= rows.end() && max(0, 4 * j - 4) < rows.first();
+  };
+  int j = rows.first() / 4;
+  RowsC4<kDim> pool;
+  EntryPlace<4, kDim> place;
+  rows.PrefetchApe();
+  if (is_mine(j)) {
+    place = {p, compressor, seq, j};
+    pool.Load(rows, j, false);
+  }
+  WaitForPredecessor();
+  for (; is_mine(j); ++j) {
+    if (j != rows.first() / 4) {
+      place = {p, compressor, seq, j};
+      pool.Load(rows, j, false);
+    }
+    pool.Load(rows, j, true);
+    FinishEntry(p, place, PoolC4(pool), shared);
   }
   if (2 * threadIdx.x < kDim) rows.WriteRing();
 }
 
 __device__ inline void CompressSequenceC128(const CudaAttentionPrologueParams& p, int seq,
                                             CompressorShared& shared) {
+  AllowSuccessor();
   const CompressorRows<128, kHeadDim> rows(p.batch, p.main, seq, p.slot_bytes,
                                            ThreadChannel<kHeadDim>());
-  WaitForPredecessor();
-  AllowSuccessor();
-  if (p.batch.state_slots[seq] < 0) return;
   const int first = rows.first(), end = rows.end();
-  if (first == end) return;
+  if (p.batch.state_slots[seq] < 0 || first == end) return WaitForPredecessor();
   const int merged = first == 0 ? 0 : *rows.merged_end();
   const int j = first / 128;
-  if (first % 128 != 0 && end >= 128 * j + 128) {
+  const bool completes = first % 128 != 0 && end >= 128 * j + 128;
+  const int target = max(merged, end - kCompressorMaxRollback), begin = target / 128 * 128;
+  const auto advance = [&] {
+    RunningPair sum;
+    if (merged > begin) sum.Read(rows);
+    sum.Merge(rows, max(merged, begin), target);
+    sum.Write(rows);
+  };
+  // Of decodes nearly all of it is older than the predecessor.
+  const bool is_old = !completes && target <= first;
+  rows.PrefetchApe();
+  if (is_old) advance();
+  WaitForPredecessor();
+  if (completes) {
     RunningPair sum;
     if (merged > 128 * j) sum.Read(rows);
     sum.Merge(rows, max(merged, 128 * j), 128 * j + 128);
-    FinishEntry<128, kHeadDim>(p, p.main, seq, j, sum.Pool(), shared);
+    FinishEntry(p, EntryPlace<128, kHeadDim>(p, p.main, seq, j), sum.Pool(), shared);
   }
-  const int target = max(merged, end - kCompressorMaxRollback), begin = target / 128 * 128;
-  RunningPair sum;
-  if (merged > begin) sum.Read(rows);
-  sum.Merge(rows, max(merged, begin), target);
-  sum.Write(rows);
+  if (!is_old) advance();
   rows.WriteRing();
   __syncthreads();  // all have read the old one
   if (threadIdx.x == 0) *rows.merged_end() = target;
@@ -276,13 +339,15 @@ __device__ void FinishFresh(const CudaAttentionPrologueParams& p, const CudaComp
   if (max(0, kRatio == 4 ? 4 * j - 4 : 128 * j) < rows.first()) return;
   float2 pooled;
   if constexpr (kRatio == 4) {
-    pooled = PoolC4(rows, j);
+    RowsC4<kDim> pool;
+    pool.Load(rows, j, true);
+    pooled = PoolC4(pool);
   } else {
     RunningPair sum;
     sum.Merge(rows, 128 * j, 128 * j + 128);
     pooled = sum.Pool();
   }
-  FinishEntry<kRatio, kDim>(p, compressor, seq, j, pooled, shared);
+  FinishEntry(p, EntryPlace<kRatio, kDim>(p, compressor, seq, j), pooled, shared);
 }
 
 // Entries completed by tokens [kRatio * group, kRatio * group + kRatio) of the step that need this
@@ -291,6 +356,7 @@ template <int kRatio, int kDim>
 __device__ void CompressFresh(const CudaAttentionPrologueParams& p,
                               const CudaCompressor& compressor, int group,
                               CompressorShared& shared) {
+  AllowSuccessor();
   // The tokens that complete an entry, found by a thread each.
   const int mine = kRatio * group + static_cast<int>(threadIdx.x);
   const bool candidate = threadIdx.x < kRatio && mine < p.batch.num_tokens &&
@@ -299,7 +365,6 @@ __device__ void CompressFresh(const CudaAttentionPrologueParams& p,
   const uint32_t found = __ballot_sync(0xffffffffu, candidate);
   if (threadIdx.x % 32 == 0) shared.found[threadIdx.x / 32] = found;
   WaitForPredecessor();
-  AllowSuccessor();
   __syncthreads();
   for (int word = 0; word < (kRatio + 31) / 32; ++word) {
     for (uint32_t left = shared.found[word]; left != 0; left &= left - 1) {

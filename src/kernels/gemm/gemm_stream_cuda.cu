@@ -10,6 +10,8 @@ namespace fathom::kernels {
 namespace {
 
 constexpr int kMultiprocessors = 132;
+// Of a multiprocessor's 228 KB of shared memory, 1 KB of them taken by each block.
+constexpr size_t kMoreThanHalf = (113 << 10) + 128;
 
 // How the work is dealt out. Problem after problem, 128 rows after 128 rows, tile of tokens after
 // tile of tokens are items, of two halves each: 64 rows. A cluster has the halves begin[cluster] to
@@ -150,8 +152,13 @@ using StreamOf = std::conditional_t<kWide,
                                                  : kN == 64 ? 6
                                                             : 4>>;
 
+// What the registers are dealt out for. With up to 8 tokens widening leaves some of a
+// multiprocessor's: the blocks that add up attention's parts run beside it.
 template <int kN, bool kWide>
-__global__ void __launch_bounds__(StreamOf<kN, kWide>::kThreads, kWide || kN > 32 ? 1 : 2)
+constexpr int kMostThreads = kWide && kN == 8 ? 736 : StreamOf<kN, kWide>::kThreads;
+
+template <int kN, bool kWide>
+__global__ void __launch_bounds__(kMostThreads<kN, kWide>, kWide || kN > 32 ? 1 : 2)
     GemmStreamKernel(const __grid_constant__ CudaGemmParams params,
                      const __grid_constant__ Deal deal) {
   using Stream = StreamOf<kN, kWide>;
@@ -269,10 +276,15 @@ void Run(const CudaGemmParams& params, device::Stream& stream) {
   };
   static const int kMost[] = {max_clusters(1), max_clusters(2), max_clusters(4), max_clusters(8)};
   const int split = ColumnSplit<kN, kWide>(sorted);
+  // Blocks that are no cluster start wherever there is room, while the launch before still runs:
+  // two of them on a multiprocessor would leave another without. So they ask for what only fits
+  // beside a block of another launch.
+  const size_t bytes = sizeof(typename Stream::Shared);
+  const size_t shared_bytes = split == 1 ? std::max(bytes, kMoreThanHalf) : bytes;
   const Deal deal = MakeDeal(sorted, kN, split, kMost[std::countr_zero(unsigned(split))]);
   LaunchClusters(GemmStreamKernel<kN, kWide>, static_cast<unsigned>(deal.num_clusters * deal.split),
-                 static_cast<unsigned>(deal.split), Stream::kThreads,
-                 sizeof(typename Stream::Shared), stream, sorted, deal);
+                 static_cast<unsigned>(deal.split), Stream::kThreads, shared_bytes, stream, sorted,
+                 deal);
 }
 
 }  // namespace
