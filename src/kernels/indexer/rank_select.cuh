@@ -33,11 +33,10 @@ struct RankSelectShared {
   alignas(16) int bins[kRankBins];
   uint64_t candidates[kSelectCandidates];
   uint64_t few[64];
-  uint64_t last;                             // rank of the last chosen entry
-  int part_candidates[kMaxSelectParts + 1];  // before each part
-  int warp_sums[kSelectThreads / 32];
+  int before;               // chosen entries of the parts before this one
   int bin, missing, count;  // the bin of the k-th, how many of its `count` are chosen
-  int above, num_candidates, num_few;
+  int above, num_candidates, num_gathered, num_few;
+  int warp_sums[kSelectThreads / 32];
 };
 
 class RankSelect {
@@ -77,8 +76,11 @@ class RankSelect {
 
   // shared.bins counts the ScoreBin of the block's entries. `selected` is the token's.
   __device__ void Run(int32_t* selected) {
-    MergeBins(0);
-    FindBin<kRankBins>(topk_);
+    if (threadIdx.x == 0) {
+      s_.above = s_.num_candidates = s_.num_gathered = s_.num_few = s_.before = 0;
+    }
+    const int* merged = MergeBins(0);
+    FindBin<kRankBins>(topk_, merged);
     RankRange range = RankRange::OfBin(s_.bin);
     int rounds = 1;
     for (; s_.count > s_.missing && s_.count > kSelectCandidates; ++rounds) {
@@ -86,16 +88,16 @@ class RankSelect {
       const int shift = range.ShiftForBins(kRankBins);
       ClearBins<kRankBins>();
       ForEachRank([&](uint64_t rank) { Count(rank, range, shift); });
-      MergeBins(rounds);
-      FindBin<kRankBins>(s_.missing);
+      merged = MergeBins(rounds);
+      FindBin<kRankBins>(s_.missing, merged);
       range = range.Bin(s_.bin, shift);
     }
     // Too many to be listed: all of them are chosen.
     num_listed_ = s_.count <= kSelectCandidates ? s_.count : 0;
     Collect(range);
     const int before = parts_ > 1 ? Exchange(rounds) : 0;
-    FindLast(range);
-    Emit(before, selected);
+    const uint64_t candidate = ChosenCandidate(range);
+    Emit(before, candidate, selected);
   }
 
  private:
@@ -129,20 +131,17 @@ class RankSelect {
     __syncthreads();
   }
 
-  // The block's bins become those of all blocks.
-  __device__ void MergeBins(int round) {
+  // Adds up the bins of all blocks. Returns where they are then; null: in shared memory.
+  __device__ const int* MergeBins(int round) {
     __syncthreads();
-    if (parts_ == 1) return;
+    if (parts_ == 1) return nullptr;
     int* bins = counters_->bins[round % 3];
     for (int i = threadIdx.x; i < kRankBins; i += kSelectThreads) {
       if (s_.bins[i] != 0) atomicAdd(bins + i, s_.bins[i]);
     }
     Meet();
-    for (int i = threadIdx.x; i < kRankBins / 4; i += kSelectThreads) {
-      reinterpret_cast<int4*>(s_.bins)[i] = __ldcg(reinterpret_cast<const int4*>(bins) + i);
-    }
     if (round > 0) ClearRound(round - 1);
-    __syncthreads();
+    return bins;
   }
   // All blocks have read it and meet again before its bins are used again.
   __device__ void ClearRound(int round) const {
@@ -153,16 +152,29 @@ class RankSelect {
     }
   }
 
-  // The bin in which the count from the top reaches `wanted`.
+  // The bin in which the count from the top reaches `wanted`: of merged bins, where there are any.
+  template <int kBins>
+  __device__ void FindBin(int wanted, const int* merged) {
+    if (merged != nullptr) {
+      FindBinOf<kBins>(wanted,
+                       [=](int i) { return __ldcg(reinterpret_cast<const int4*>(merged + i)); });
+    } else {
+      FindBin<kBins>(wanted);
+    }
+  }
   template <int kBins>
   __device__ void FindBin(int wanted) {
+    FindBinOf<kBins>(wanted, [this](int i) { return *reinterpret_cast<const int4*>(s_.bins + i); });
+  }
+  template <int kBins, typename Load>
+  __device__ void FindBinOf(int wanted, const Load& load) {
     constexpr int kEach = kBins / kSelectThreads;
     const int first = kBins - (static_cast<int>(threadIdx.x) + 1) * kEach;  // downwards
     alignas(16) int counts[kEach];
     if constexpr (kEach % 4 == 0) {
 #pragma unroll
       for (int i = 0; i < kEach; i += 4) {
-        *reinterpret_cast<int4*>(counts + i) = *reinterpret_cast<const int4*>(s_.bins + first + i);
+        *reinterpret_cast<int4*>(counts + i) = load(first + i);
       }
     } else {
 #pragma unroll
@@ -187,8 +199,6 @@ class RankSelect {
   // Ranks above the range become bits and are counted, those within it are listed; or, where there
   // are too many for that, all are chosen and become bits.
   __device__ void Collect(const RankRange& range) {
-    if (threadIdx.x == 0) s_.num_candidates = s_.above = 0;
-    __syncthreads();
     const bool list = num_listed_ > 0;
     const auto low = static_cast<uint32_t>(range.low >> 32);
     const auto high = static_cast<uint32_t>(range.high >> 32);
@@ -218,118 +228,103 @@ class RankSelect {
   }
   __device__ int num_words() const { return (end_ - first_ + 31) / 32; }
 
-  // Gathers the candidates of all blocks in the blocks' order. Returns how many entries of the
-  // blocks before this one are chosen for sure.
+  // Gathers the candidates of all blocks, in any order. Returns the thread's share of what the
+  // blocks before this one have chosen for sure.
   __device__ int Exchange(int rounds) {
-    const int thread = static_cast<int>(threadIdx.x), mine = s_.num_candidates;
-    SelectPart& part = exchange_[part_];
-    if (thread == 0) part.above = s_.above, part.num_candidates = mine;
-    for (int i = thread; num_listed_ > 0 && i < mine; i += kSelectThreads) {
-      part.candidates[i] = s_.candidates[i];
-    }
+    constexpr int kLanes = 3;  // of a part; there are seldom more candidates
+    constexpr int kAtOnce = kSelectThreads / kLanes;
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
+    SelectPart& mine = exchange_[part_];
+    const int count = s_.num_candidates;
+    if (thread == 0) mine.above = s_.above, mine.num_candidates = count;
+    for (int i = thread; i < count; i += kSelectThreads) mine.candidates[i] = s_.candidates[i];
     Meet();
     if (thread == 0 && atomicAdd(&counters_->left, 1) == parts_ - 1) {
       counters_->arrived = counters_->left = 0;
     }
     ClearRound(rounds - 1);
-    int above = 0, count = 0;
-    if (thread < parts_) {
-      above = __ldcg(&exchange_[thread].above), count = __ldcg(&exchange_[thread].num_candidates);
+    int before = 0;
+    for (int p = thread / kLanes; p < parts_ && thread < kAtOnce * kLanes; p += kAtOnce) {
+      const SelectPart& part = exchange_[p];
+      const auto* candidates = reinterpret_cast<const unsigned long long*>(part.candidates);
+      const int2 counts = __ldcg(reinterpret_cast<const int2*>(&part.above));
+      // The first ones are on their way before it is known whether there are any.
+      unsigned long long candidate = __ldcg(candidates + lane);
+      if (lane == 0 && p < part_) before += counts.x;
+      for (int i = lane; i < counts.y; i += kLanes) {
+        if (i >= kLanes) candidate = __ldcg(candidates + i);
+        s_.candidates[atomicAdd(&s_.num_gathered, 1)] = candidate;
+      }
     }
-    int all;
-    const int start = BlockScan<kWarps>(count, s_.warp_sums, all);
-    if (thread <= parts_) s_.part_candidates[thread] = start;
-    int before = thread < part_ ? above : 0;
-    BlockScan<kWarps>(before, s_.warp_sums, before);
-    for (int i = thread; i < num_listed_; i += kSelectThreads) {
-      const int from = PartOfCandidate(i);
-      const uint64_t* candidate = exchange_[from].candidates + i - s_.part_candidates[from];
-      s_.candidates[i] = __ldcg(reinterpret_cast<const unsigned long long*>(candidate));
-    }
+    __syncthreads();
     return before;
   }
 
-  // The last part before which there are at most i candidates.
-  __device__ int PartOfCandidate(int i) const {
-    int low = 0, high = parts_;
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      if (s_.part_candidates[middle] <= i) {
-        low = middle;
-      } else {
-        high = middle;
-      }
-    }
-    return low;
-  }
-
-  // The rank of the last chosen entry: of the listed ones in the range, `missing` are chosen.
-  __device__ void FindLast(RankRange range) {
+  // The thread's candidate if it is one of the listed ones in the range of which `missing` are
+  // chosen, those with the highest ranks; else 0.
+  __device__ uint64_t ChosenCandidate(RankRange range) {
+    static_assert(kSelectCandidates <= kSelectThreads);
     constexpr int kFew = sizeof(RankSelectShared::few) / 8;
+    const int thread = static_cast<int>(threadIdx.x);
+    const uint64_t rank = thread < num_listed_ ? s_.candidates[thread] : 0;
     int count = s_.count, missing = s_.missing;
-    __syncthreads();
-    for (; count > missing && count > kFew; count = s_.count, missing = s_.missing) {
-      range = range.Without(size_);
-      const int shift = range.ShiftForBins(kSelectThreads);
-      ClearBins<kSelectThreads>();
-      for (int i = threadIdx.x; i < num_listed_; i += kSelectThreads) {
-        Count(s_.candidates[i], range, shift);
+    const uint64_t* few = s_.candidates;
+    if (count > missing && count > kFew) {
+      for (; count > missing && count > kFew; count = s_.count, missing = s_.missing) {
+        range = range.Without(size_);
+        const int shift = range.ShiftForBins(kSelectThreads);
+        __syncthreads();
+        ClearBins<kSelectThreads>();
+        if (thread < num_listed_) Count(rank, range, shift);
+        __syncthreads();
+        FindBin<kSelectThreads>(missing);
+        range = range.Bin(s_.bin, shift);
+      }
+      few = s_.few;
+      if (count > missing && rank != 0 && range.Contains(rank)) {
+        s_.few[atomicAdd(&s_.num_few, 1)] = rank;
       }
       __syncthreads();
-      FindBin<kSelectThreads>(missing);
-      range = range.Bin(s_.bin, shift);
     }
-    if (threadIdx.x == 0) s_.last = range.low, s_.num_few = 0;
-    __syncthreads();
-    if (count == missing) return;
-    for (int i = threadIdx.x; i < num_listed_; i += kSelectThreads) {
-      const uint64_t rank = s_.candidates[i];
-      if (range.Contains(rank)) s_.few[atomicAdd(&s_.num_few, 1)] = rank;
-    }
-    __syncthreads();
-    if (static_cast<int>(threadIdx.x) < count) {
-      const uint64_t rank = s_.few[threadIdx.x];
-      int above = 0;
-      for (int i = 0; i < count; ++i) above += s_.few[i] > rank;
-      if (above == missing - 1) s_.last = rank;
-    }
-    __syncthreads();
+    if (rank < range.low || rank == 0) return 0;
+    if (count == missing || rank > range.high) return rank;
+    int above = 0;
+    for (int i = 0; i < count; ++i) above += few[i] > rank;
+    return above < missing ? rank : 0;
   }
 
-  // Entries of blocks before this one take `before` places and those of chosen candidates.
-  __device__ void Emit(int before, int32_t* selected) {
-    int chosen_before = 0;
-    for (int i = threadIdx.x; i < num_listed_; i += kSelectThreads) {
-      const uint64_t rank = s_.candidates[i];
-      const auto entry = static_cast<int>(0xffffffffu - static_cast<uint32_t>(rank));
-      if (rank < s_.last || entry >= end_) continue;
+  // Behind the entries of blocks before this one, chosen candidates among them.
+  __device__ void Emit(int before, uint64_t candidate, int32_t* selected) {
+    if (candidate != 0) {
+      const auto entry = static_cast<int>(0xffffffffu - static_cast<uint32_t>(candidate));
       if (entry < first_) {
-        ++chosen_before;
-      } else {
+        ++before;
+      } else if (entry < end_) {
         atomicOr(bits_ + (entry - first_) / 32, 1u << ((entry - first_) % 32));
       }
     }
     if (parts_ > 1) {
-      BlockScan<kWarps>(chosen_before, s_.warp_sums, chosen_before);
-    } else {
-      __syncthreads();
+      before = __reduce_add_sync(0xffffffffu, before);
+      if (threadIdx.x % 32 == 0) atomicAdd(&s_.before, before);
     }
-    // A thread emits entries that follow each other, as few as make it one round of all threads.
+    __syncthreads();
+    // A thread emits entries that follow each other, as few as make it one round of all threads: a
+    // field of bits, within a word.
     const int size = num_words() * 32;
-    int width = 1;  // of a field of bits, within a word
-    while (width < 32 && width * kSelectThreads < size) width *= 2;
-    const int fields = size / width, each = (fields + kSelectThreads - 1) / kSelectThreads;
+    const int shift = min(5, 32 - __clz((size - 1) / kSelectThreads)), width = 1 << shift;
+    const int fields = size >> shift, each = (fields + kSelectThreads - 1) / kSelectThreads;
     const int begin = min(static_cast<int>(threadIdx.x) * each, fields);
     const int end = min(begin + each, fields);
     const auto field = [&](int i) {
-      return bits_[i * width / 32] >> (i * width % 32) & 0xffffffffu >> (32 - width);
+      return bits_[i << shift >> 5] >> (i << shift & 31) & 0xffffffffu >> (32 - width);
     };
     int count = 0, total;
     for (int i = begin; i < end; ++i) count += __popc(field(i));
-    int place = before + chosen_before + BlockScan<kWarps>(count, s_.warp_sums, total);
+    const int place_in_block = BlockScan<kWarps>(count, s_.warp_sums, total);
+    int place = place_in_block + (parts_ > 1 ? s_.before : 0);
     for (int i = begin; i < end; ++i) {
       for (uint32_t left = field(i); left != 0; left &= left - 1) {
-        selected[place++] = first_ + i * width + __ffs(left) - 1;
+        selected[place++] = first_ + (i << shift) + __ffs(left) - 1;
       }
     }
   }

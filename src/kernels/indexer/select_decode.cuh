@@ -69,12 +69,17 @@ class DecodeScorer {
     page_ = PageOf(tile), next_page_ = PageOf(tile + stages_ * kDecodeGroups);
   }
 
-  // Before the wait: the first tiles' keys. Run comes after a __syncthreads.
+  // Before the wait: the first tiles' keys.
   __device__ void Prefetch() {
     if (stage_ >= stages_) return;
     BarrierInit(s_.full[group_] + stage_, 1);
     BarrierInitFence();
-    if (page_ >= 0) Copy(page_);
+    if (page_ >= 0 && stage_ < kFirstStages) Copy(page_);
+  }
+  // When the queries are there, which do not queue behind all keys. Run comes after a
+  // __syncthreads.
+  __device__ void PrefetchRest() {
+    if (stage_ >= kFirstStages && stage_ < stages_ && page_ >= 0) Copy(page_);
   }
 
   // Scores into scores[entry - 64 first], counted in the bins.
@@ -109,6 +114,7 @@ class DecodeScorer {
 
  private:
   static constexpr int kPageBytes = IndexPageBytes(kType);
+  static constexpr int kFirstStages = 2;
 
   __device__ int PageOf(int tile) const { return tile < end_ ? table_[tile] : -1; }
   __device__ void Copy(int page) {
@@ -212,6 +218,7 @@ __global__ void __launch_bounds__(kSelectThreads, 1)
   WaitForPredecessor();
   AllowSuccessor();
   MakeIndexQueries(p.in, token, angles, shared);
+  scorer.PrefetchRest();
   if (part == 0 && threadIdx.x == 0) p.in.counts[token] = p.in.topk;
   __syncthreads();
   scorer.Run();

@@ -26,8 +26,14 @@ struct AttentionParts {
   float* sums = nullptr;     // [num_tokens, num_heads, max_splits, 512]
   float2* scales = nullptr;  // [num_tokens, num_heads, max_splits]
   int max_splits = 0;
-  bool all = false;  // are there; else as many as KeySplits says
+  int least_keys = 0;  // of a decode's splits (KeysOfSplit); 0: KeySplits says how many there are
 };
+
+// Keys of each of at most `splits` splits of a token, at least `least` of them.
+__device__ __forceinline__ int KeysOfSplit(int num_keys, int splits, int least) {
+  const int each = (num_keys + splits - 1) / splits;
+  return max((each + kSplitGranule - 1) / kSplitGranule * kSplitGranule, least);
+}
 
 template <int kHeads>
 struct DecodeShared {
@@ -112,8 +118,7 @@ class DecodeAttention {
       if (after == 1) {
         WaitForPredecessor();
         AllowSuccessor();
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t) LoadHead(8 * t + warp_, q[t]);
+        LoadHead(q);
       }
       if (early == (after == 0)) {
         locate(0);
@@ -122,8 +127,7 @@ class DecodeAttention {
       }
     }
     locate(1);
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) PrepareHead(8 * t + warp_, q[t], angles);
+    PrepareHead(q, angles);
     for (int i = 0; i < num_tiles; ++i) {
       if (i > 0) {
         __syncthreads();  // all are done with the tile before
@@ -188,6 +192,7 @@ class DecodeAttention {
 
  private:
   static constexpr int kTiles = kHeads / 8;
+  static constexpr int kHeadLanes = 32 / kTiles;
   static constexpr float kScale = 0.044194173824159216f;  // 512^-0.5
   static constexpr float kNothing = -__builtin_huge_valf();
 
@@ -201,29 +206,48 @@ class DecodeAttention {
     const auto* angles = reinterpret_cast<const float2*>(p_.angles + int64_t{token_} * kRopeDim);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (lane_ >= 24) quad.angles[i] = angles[(lane_ - 24) * 4 + i];
+      if (rope_chunk() >= 0) quad.angles[i] = angles[rope_chunk() * 4 + i];
     }
     return quad;
   }
-  // A head of the block: norm, rope, into shared memory.
-  __device__ void LoadHead(int of_block, uint4 (&q)[2]) const {
-    const int head = first_head_ + of_block;
-    q[0] = q[1] = {0, 0, 0, 0};
-    if (head >= p_.num_heads) return;
+  // kTiles heads of the warp at once: norm, rope, into shared memory. Of a head each of kHeadLanes
+  // lanes has every kHeadLanes-th chunk of eight columns: of run r, which NormHead names, two.
+  __device__ int prepared_head() const { return warp_ * kTiles + lane_ / kHeadLanes; }
+  __device__ int chunk(int run) const { return run * kHeadLanes + lane_ % kHeadLanes; }
+  // Which of the eight chunks that are rotated is the lane's last one; negative: none.
+  __device__ int rope_chunk() const { return lane_ % kHeadLanes - (kHeadLanes - 8); }
+  __device__ void LoadHead(uint4 (&q)[kTiles][2]) const {
+    const int head = first_head_ + prepared_head();
     const auto* in =
         reinterpret_cast<const uint4*>(p_.q + (int64_t{token_} * p_.num_heads + head) * kHeadDim);
-    q[0] = in[lane_], q[1] = in[32 + lane_];
-  }
-  __device__ void PrepareHead(int head, const uint4 (&in)[2], const AngleQuad& quad) {
-    uint32_t row[8] = {in[0].x, in[0].y, in[0].z, in[0].w, in[1].x, in[1].y, in[1].z, in[1].w};
-    NormHead(row, p_.norm_eps);
-    if (lane_ >= 24) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) row[4 + i] = RotateBf16(row[4 + i], quad.angles[i]);
+    for (int r = 0; r < kTiles; ++r) {
+      q[r][0] = q[r][1] = {0, 0, 0, 0};
+      if (head < p_.num_heads) q[r][0] = in[chunk(r)], q[r][1] = in[32 + chunk(r)];
+    }
+  }
+  __device__ void PrepareHead(const uint4 (&in)[kTiles][2], const AngleQuad& quad) {
+    uint32_t row[kTiles][8];
+#pragma unroll
+    for (int r = 0; r < kTiles; ++r) {
+      const uint4 a = in[r][0], b = in[r][1];
+      row[r][0] = a.x, row[r][1] = a.y, row[r][2] = a.z, row[r][3] = a.w;
+      row[r][4] = b.x, row[r][5] = b.y, row[r][6] = b.z, row[r][7] = b.w;
+    }
+    NormHead(row, p_.norm_eps);
+    if (rope_chunk() >= 0) {
+      uint32_t* const last = row[kTiles - 1] + 4;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) last[i] = RotateBf16(last[i], quad.angles[i]);
     }
     const uint32_t q = SharedAddress(s_.q);
-    StoreShared(q + QueryChunk(head, lane_), {row[0], row[1], row[2], row[3]});
-    StoreShared(q + QueryChunk(head, 32 + lane_), {row[4], row[5], row[6], row[7]});
+    const int head = prepared_head();
+#pragma unroll
+    for (int r = 0; r < kTiles; ++r) {
+      const auto& x = row[r];
+      StoreShared(q + QueryChunk(head, chunk(r)), {x[0], x[1], x[2], x[3]});
+      StoreShared(q + QueryChunk(head, 32 + chunk(r)), {x[4], x[5], x[6], x[7]});
+    }
   }
   __device__ static uint32_t QueryChunk(uint32_t head, uint32_t chunk) {
     return head / 8 * (8 * kHeadDim * 2) + chunk / 8 * 1024 + head % 8 * 128 +
@@ -365,9 +389,9 @@ __global__ void __launch_bounds__(kDecodeThreads, kHeads == 8 ? 2 : 1)
     return;
   }
   keys.PrefetchTable();
-  const int each =
-      ((keys.size() + splits - 1) / splits + kSplitGranule - 1) / kSplitGranule * kSplitGranule;
+  const int each = KeysOfSplit(keys.size(), splits, parts.least_keys);
   const int first = min(split * each, keys.size()), end = min(first + each, keys.size());
+  if (!kClusters && first == end) return;  // the launch ends with others, which wait
   DecodeAttention<kHeads> attention(p, shared, keys, token, static_cast<int>(blockIdx.y) * kHeads);
   attention.Run(first, end);
   if constexpr (kClusters) {

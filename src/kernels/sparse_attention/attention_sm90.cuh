@@ -40,14 +40,14 @@ __device__ inline void LoadQueries(const CudaSparseAttentionParams& p, int token
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const auto* angles = reinterpret_cast<const float2*>(p.angles + int64_t{token} * kRopeDim);
   // Lane l has the pairs of columns 64 n + 2 l: all lanes have one that is rotated.
-  uint32_t rows[kRows][8];
+  uint32_t rows[kRows][1][8];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int head = first_head + r * 8 + warp;
     const auto* in =
         reinterpret_cast<const uint32_t*>(p.q + (int64_t{token} * p.num_heads + head) * kHeadDim);
 #pragma unroll
-    for (int n = 0; n < 8; ++n) rows[r][n] = head < p.num_heads ? __ldg(in + 32 * n + lane) : 0;
+    for (int n = 0; n < 8; ++n) rows[r][0][n] = head < p.num_heads ? __ldg(in + 32 * n + lane) : 0;
   }
   const float2 angle = angles[lane];
   if (threadIdx.x < kRopeDim / 2) shared.angles[threadIdx.x] = angles[threadIdx.x];
@@ -58,11 +58,11 @@ __device__ inline void LoadQueries(const CudaSparseAttentionParams& p, int token
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     NormHead(rows[r], p.norm_eps);
-    rows[r][7] = RotateBf16(rows[r][7], angle);
+    rows[r][0][7] = RotateBf16(rows[r][0][7], angle);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       const uint32_t offset = ChunkOffset(r * 8 + warp, 8 * n + lane / 4) + lane % 4 * 4;
-      *reinterpret_cast<uint32_t*>(shared.q + offset) = rows[r][n];
+      *reinterpret_cast<uint32_t*>(shared.q + offset) = rows[r][0][n];
     }
   }
   FenceSharedForWgmma();

@@ -16,19 +16,32 @@ __device__ __forceinline__ uint32_t MultiplyBf16(uint32_t a, uint32_t b) {
   return out;
 }
 
-// b(head norm) of a row that a warp holds, 8 pairs a lane.
-__device__ __forceinline__ void NormHead(uint32_t (&row)[8], float eps) {
-  float sum = 0;
+// b(head norm) of a row that 32 / kRuns lanes hold, kRuns times 8 pairs a lane. The order of the
+// sum is that of a warp: a lane's r-th run is what its lane l + 32 / kRuns * r would hold.
+template <int kRuns>
+__device__ __forceinline__ void NormHead(uint32_t (&row)[kRuns][8], float eps) {
+  float sums[kRuns] = {};
 #pragma unroll
-  for (const uint32_t pair : row) {
-    const float2 squares = UnpackBf16(MultiplyBf16(pair, pair));
-    sum += squares.x + squares.y;
+  for (int r = 0; r < kRuns; ++r) {
+#pragma unroll
+    for (const uint32_t pair : row[r]) {
+      const float2 squares = UnpackBf16(MultiplyBf16(pair, pair));
+      sums[r] += squares.x + squares.y;
+    }
   }
-  const float mean = RoundBf16(WarpSum(sum) / static_cast<float>(kHeadDim));
+#pragma unroll
+  for (int n = kRuns / 2; n > 0; n /= 2) {
+#pragma unroll
+    for (int r = 0; r < n; ++r) sums[r] += sums[r + n];
+  }
+  const float mean = RoundBf16(WarpSum<32 / kRuns>(sums[0]) / static_cast<float>(kHeadDim));
   const float scale = 1.0f / sqrtf(RoundBf16(mean + eps));
   const uint32_t scales = PackBf16(scale, scale);
 #pragma unroll
-  for (uint32_t& pair : row) pair = MultiplyBf16(pair, scales);
+  for (auto& run : row) {
+#pragma unroll
+    for (uint32_t& pair : run) pair = MultiplyBf16(pair, scales);
+  }
 }
 
 // b(rope) of a pair.

@@ -135,12 +135,13 @@ __global__ void __maxnreg__(56)
   __shared__ typename Shape::Shared shared;
   const TokenKeys keys(p, token);
   const float sink = p.sink[head];
+  const int each = KeysOfSplit(keys.size(), parts.max_splits, parts.least_keys);
+  const int num_splits = parts.least_keys > 0 ? (keys.size() + each - 1) / each
+                                              : KeySplits(keys.size(), parts.max_splits).num_splits;
   // The kernel before has waited for those before it: the next one may start, which waits for this.
   AllowSuccessor();
   WaitForPredecessor();
   if (keys.is_padding()) return;
-  const int num_splits =
-      parts.all ? parts.max_splits : KeySplits(keys.size(), parts.max_splits).num_splits;
   const int64_t first = (int64_t{token} * p.num_heads + head) * parts.max_splits;
   const float* const sums = parts.sums + first * kHeadDim + column;
   // The first parts are on their way while the weights are made.
@@ -201,6 +202,10 @@ __global__ void __maxnreg__(56)
 struct DecodePlan {
   int heads = 8, splits = 0;
   bool clusters = false;
+
+  // Of a split. With 16 heads and more a part of less than a tile is not made: it would take as
+  // long as a tile's, and time to add up.
+  int least_keys() const { return splits == 0 ? 0 : heads == 8 ? kSplitGranule : kKeyTile; }
 };
 
 DecodePlan PlanDecode(const CudaSparseAttentionParams& p) {
@@ -222,11 +227,13 @@ DecodePlan PlanDecode(const CudaSparseAttentionParams& p) {
   }
   if (tokens > 4) return {};
   // 96 blocks of 8 or of 16 heads, which leave multiprocessors to the blocks that add up; 132, of
-  // 32 or of 16, where that saves tiles.
+  // 32 or of 16, where that saves tiles (of blocks for a tile each only those work that have one).
   const int few = 12 / tokens, more = 24 / tokens, most = 33 / tokens;
   if (tiles(few) == 1) return {8, few, false};
-  if (tiles(more) <= 3) return {16, more, false};
-  if (tiles(2 * most) <= 2) return {32, 2 * most, false};
+  if (tiles(more) <= 2) return {16, more, false};
+  if (tiles(2 * most) == 1) return {32, 2 * most, false};
+  if (tiles(more) == 3) return {16, more, false};
+  if (tiles(2 * most) == 2) return {32, 2 * most, false};
   if (tokens <= 2 && tiles(most) <= 4) return {16, most, false};
   return {};
 }
@@ -267,7 +274,7 @@ void Launch(const CudaSparseAttentionParams& p, device::Stream& stream) {
     return AttentionParts{.sums = p.workspace,
                           .scales = reinterpret_cast<float2*>(p.workspace + count * kHeadDim),
                           .max_splits = max_splits,
-                          .all = plan.splits > 0};
+                          .least_keys = plan.least_keys()};
   };
   if (plan.splits > 0) {
     const AttentionParts parts = parts_of(plan.splits);
