@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/log.h"
+#include "device/free_memory.h"
 #include "kernels/grouped_gemm/experts_large.h"
 #include "model/weight_transfer.h"
 
@@ -37,8 +39,16 @@ int64_t ScaleBytes(const WeightMatrix& w) {
 }
 
 Status CheckMemory(int64_t weight_bytes, int64_t workspace_bytes, const device::Device& device) {
-  const int64_t free = device.free_memory_bytes();
-  if (weight_bytes + workspace_bytes <= free) return OkStatus();
+  const int64_t needed = weight_bytes + workspace_bytes;
+  const int64_t free = device::AwaitFreeMemory(
+      needed, device.total_memory_bytes(), [&] { return device.free_memory_bytes(); },
+      [&](int64_t now) {
+        LogInfo(
+            "{} has {} bytes free of the {} that are needed: waiting for what a process that has "
+            "just ended gives back",
+            device.name(), now, needed);
+      });
+  if (needed <= free) return OkStatus();
   return OutOfMemory(
       fmt::format("{} has {} bytes free; {} are needed for the weights, {} for the workspace of a "
                   "step (less with a smaller --max-num-batched-tokens), and more for the KV cache",
