@@ -81,6 +81,11 @@ def is_bf16(x: torch.Tensor) -> bool:
     return torch.equal(x.to(torch.bfloat16).float(), x)
 
 
+def sqrt(x: torch.Tensor) -> torch.Tensor:
+    """Rounded correctly, which torch's own of FP32 is not on every processor."""
+    return x.double().sqrt().float()
+
+
 def tree(lanes: torch.Tensor) -> torch.Tensor:
     """[16, ...] -> [...]: the fixed order in which the lanes are added."""
     half = LANES // 2
@@ -159,7 +164,8 @@ class CanonicalSums(WideSums):
 
     def sqrt_softplus(self, logits: torch.Tensor) -> torch.Tensor:
         wide = logits.double()
-        return (wide.clamp(min=0) + torch.log1p(torch.exp(-wide.abs()))).float().sqrt()
+        softplus = (wide.clamp(min=0) + torch.log1p(torch.exp(-wide.abs()))).float()
+        return sqrt(softplus)
 
     def scatter(self, y, post, comb, streams) -> torch.Tensor:
         mixed = self.add(comb[..., None] * streams[:, :, None], 1)[:, 0]
@@ -189,7 +195,7 @@ class CanonicalSums(WideSums):
             a, b = x.unflatten(-1, (size // (2 * half), 2, half)).unbind(-2)
             x = torch.stack((a + b, a - b), dim=-2).flatten(-3)
             half *= 2
-        return x * (1 / torch.tensor(float(size)).sqrt())
+        return x * (1 / sqrt(torch.tensor(float(size))))
 
     def index_scores(self, q: torch.Tensor, k: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         products = torch.relu(self.dot(q, k)) * w[..., None]
