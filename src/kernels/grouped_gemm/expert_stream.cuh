@@ -3,8 +3,8 @@
 // through one ring in shared memory without a pause between items or between the two products.
 //
 // An item is 128 rows of weights (two row tiles) times a tile of up to kN tokens, FP8 twice as
-// many. A step of one token has a kernel of its own, kN = 1, for columns in
-// whole stages (Fp4AloneProducts). Who does what:
+// many. A step of one token has a kernel of its own, kN = 1, for columns in whole stages
+// (Fp4AloneProducts). Who does what:
 //   4 warpgroups  multiply: two for each row tile, taking turns by column blocks;
 //   warp 16       deals the items out and fetches their weights as far ahead as the ring allows;
 //   warp 17       fetches the rest, activations and FP8 scales, as soon as they are complete;
@@ -141,8 +141,8 @@ class ExpertStream {
     }
   }
 
-  // Warp 17. source.Await(item): returns when the item's activations are there for bulk copies;
-  // or they come as packets, the token's at source.packets(item), null otherwise.
+  // Warp 17. source.Await(item): returns when the item's activations are there; or one token's come
+  // as packets, at source.packets(item), null otherwise.
   template <typename Source>
   __device__ void FetchActivations(const Source& source) {
     Place stage;
