@@ -64,9 +64,10 @@ TEST(ResumableStream, WhoResumesWhileItIsWrittenHasEveryEventOnceAndTheEnd) {
       is_made = true;
     });
     int next = 1;
+    std::vector<std::shared_ptr<Connection>> connections = {first};
     std::shared_ptr<Connection> connection;
     do {
-      connection = std::make_shared<Connection>();
+      connection = connections.emplace_back(std::make_shared<Connection>());
       const std::string last = id + "." + std::to_string(next - 1);
       ASSERT_TRUE(streams.Resume(last, "key", connection));
       const bool was_made = is_made;
@@ -81,6 +82,7 @@ TEST(ResumableStream, WhoResumesWhileItIsWrittenHasEveryEventOnceAndTheEnd) {
     } while (!connection->has_ended() && !testing::Test::HasFailure());
     answer.join();
     EXPECT_EQ(next, kEvents);
+    for (const auto& each : connections) each->RunPosted();  // what is posted holds it
   }
 }
 

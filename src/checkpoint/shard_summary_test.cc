@@ -52,10 +52,9 @@ TEST(ShardSummary, IsWhatTheShardedCheckpointHas) {
         ParallelConfig{3, 1, 1, false}}) {
     for (int rank = 0; rank < parallel.world_size(); ++rank) {
       const Shard shard = MakeShard(config, parallel, PlaceOf(parallel, rank)).value();
+      const auto source = MakeShardedSource(*whole, config, shard);
       int64_t bytes = 0;
-      for (const TensorInfo& tensor : MakeShardedSource(*whole, config, shard)->tensors()) {
-        bytes += tensor.bytes;
-      }
+      for (const TensorInfo& tensor : source->tensors()) bytes += tensor.bytes;
       EXPECT_EQ(Total(summary.Of(shard)), bytes) << rank << " of " << parallel.world_size();
     }
   }
