@@ -83,10 +83,7 @@ class DecodeAttention {
         token_(token),
         first_head_(first_head),
         warp_(static_cast<int>(threadIdx.x) / 32),
-        lane_(static_cast<int>(threadIdx.x) % 32) {
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) max_[t] = kNothing, sum_[t] = 0;
-  }
+        lane_(static_cast<int>(threadIdx.x) % 32) {}
 
   // Keys [first, end) of the token: this block's part of the sums.
   __device__ void Run(int first, int end) {
@@ -107,11 +104,8 @@ class DecodeAttention {
     // Before the wait: what the last launch has not written, and all that can be done with it.
     const bool early = first + row < keys_.num_early();
     const AngleQuad angles = LoadAngles();
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      const int head = first_head_ + 8 * t + warp_;
-      sink_[t] = head < p_.num_heads ? p_.sink[head] : 0;
-    }
+    const int head = first_head_ + warp_;
+    sink_ = head < p_.num_heads ? p_.sink[head] : 0;
     uint4 q[kTiles][2];
 #pragma unroll 1  // instructions that run once are slow
     for (int after = 0; after < 2; ++after) {
@@ -214,6 +208,10 @@ class DecodeAttention {
   // lanes has every kHeadLanes-th chunk of eight columns: of run r, which NormHead names, two.
   __device__ int prepared_head() const { return warp_ * kTiles + lane_ / kHeadLanes; }
   __device__ int chunk(int run) const { return run * kHeadLanes + lane_ % kHeadLanes; }
+  // Whose probabilities the lane makes: four heads of a warp are four apart, for the banks.
+  __device__ int scored_head() const {
+    return kTiles == 4 ? warp_ / 4 * 16 + warp_ % 4 + lane_ / 8 * 4 : prepared_head();
+  }
   // Which of the eight chunks that are rotated is the lane's last one; negative: none.
   __device__ int rope_chunk() const { return lane_ % kHeadLanes - (kHeadLanes - 8); }
   __device__ void LoadHead(uint4 (&q)[kTiles][2]) const {
@@ -286,24 +284,34 @@ class DecodeAttention {
     }
   }
 
-  // The warp's heads; `count` keys are left, those past them count nothing.
+  // kTiles heads of the warp at once, as when they are prepared: the lane's run r is what lane
+  // l + kHeadLanes * r would have, were they one after another. `count` keys are left, those past
+  // them count nothing.
   __device__ void MakeProbabilities(int count) {
-    const int key = 2 * lane_;
+    const int head = scored_head();
+    float2 x[kTiles];
+    float max = max_;
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      const int head = 8 * t + warp_;
+    for (int r = 0; r < kTiles; ++r) {
+      const int key = 2 * chunk(r);
       const float2 a = *reinterpret_cast<const float2*>(s_.scores[0][head] + key);
       const float2 b = *reinterpret_cast<const float2*>(s_.scores[1][head] + key);
-      const float x = key < count ? (a.x + b.x) * (kScale * kLog2E) : kNothing;
-      const float y = key + 1 < count ? (a.y + b.y) * (kScale * kLog2E) : kNothing;
-      const float max = fmaxf(max_[t], WarpMax(fmaxf(x, y)));
-      const float p = exp2f(x - max), q = exp2f(y - max);
-      s_.p[head][lane_] = PackBf16(p, q);
-      const float rescale = exp2f(max_[t] - max);
-      if (lane_ == 0) s_.rescale[head] = rescale;
-      sum_[t] = sum_[t] * rescale + WarpSum(p + q);
-      max_[t] = max;
+      x[r].x = key < count ? (a.x + b.x) * (kScale * kLog2E) : kNothing;
+      x[r].y = key + 1 < count ? (a.y + b.y) * (kScale * kLog2E) : kNothing;
+      max = fmaxf(max, fmaxf(x[r].x, x[r].y));
     }
+    max = WarpMax<kHeadLanes>(max);
+    float sums[kTiles];
+#pragma unroll
+    for (int r = 0; r < kTiles; ++r) {
+      const float p = exp2f(x[r].x - max), q = exp2f(x[r].y - max);
+      s_.p[head][chunk(r)] = PackBf16(p, q);
+      sums[r] = p + q;
+    }
+    const float rescale = exp2f(max_ - max);
+    if (lane_ % kHeadLanes == 0) s_.rescale[head] = rescale;
+    sum_ = sum_ * rescale + WarpSum<kHeadLanes>(SumOfRuns(sums));
+    max_ = max;
   }
 
   // 64 columns of the heads.
@@ -347,22 +355,19 @@ class DecodeAttention {
           sums[PartOffset(head, warp_ * 64 + m * 16 + lane_ / 4 + e / 2 * 8)] = o_[t][m][e];
         }
       }
-      if (lane_ == 0) s_.part[8 * t + warp_] = {max_[t], sum_[t]};
     }
+    if (lane_ % kHeadLanes == 0) s_.part[scored_head()] = {max_, sum_};
   }
 
-  // The warp's heads: what each part is multiplied with.
+  // The warp's head: what each part is multiplied with.
   __device__ void WeighParts(int splits) {
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      const int head = 8 * t + warp_;
-      float2 part{kNothing, 0};
-      if (lane_ < splits) part = LoadPairFromBlock(s_.part + head, lane_);
-      const float max = WarpMax(part.x);
-      const float weight = exp2f(part.x - max);
-      const float sum = WarpSum(weight * part.y) + exp2f(sink_[t] * kLog2E - max);
-      if (lane_ < splits) s_.weights[head][lane_] = weight / sum;
-    }
+    static_assert(kHeads == 8);
+    float2 part{kNothing, 0};
+    if (lane_ < splits) part = LoadPairFromBlock(s_.part + warp_, lane_);
+    const float max = WarpMax(part.x);
+    const float weight = exp2f(part.x - max);
+    const float sum = WarpSum(weight * part.y) + exp2f(sink_ * kLog2E - max);
+    if (lane_ < splits) s_.weights[warp_][lane_] = weight / sum;
   }
 
   const CudaSparseAttentionParams& p_;
@@ -370,8 +375,9 @@ class DecodeAttention {
   const TokenKeys& keys_;
   int token_, first_head_;
   int warp_, lane_;
-  float sink_[kTiles], max_[kTiles], sum_[kTiles];  // of the warp's heads
-  float o_[kTiles][4][4] = {};  // 4 times 16 columns of the warp's 64, heads as mma has them
+  float sink_;                      // of the warp's head, where a block has 8
+  float max_ = kNothing, sum_ = 0;  // of scored_head
+  float o_[kTiles][4][4] = {};      // 4 times 16 columns of the warp's 64, heads as mma has them
 };
 
 // The splits of a token and kHeads of its heads are a cluster, or leave parts to CombineKernel.

@@ -16,6 +16,18 @@ __device__ __forceinline__ uint32_t MultiplyBf16(uint32_t a, uint32_t b) {
   return out;
 }
 
+// Sums of a warp's lanes, of which each has kRuns: what is left to add up over 32 / kRuns lanes,
+// in the order in which a warp adds up.
+template <int kRuns>
+__device__ __forceinline__ float SumOfRuns(float (&sums)[kRuns]) {
+#pragma unroll
+  for (int n = kRuns / 2; n > 0; n /= 2) {
+#pragma unroll
+    for (int r = 0; r < n; ++r) sums[r] += sums[r + n];
+  }
+  return sums[0];
+}
+
 // b(head norm) of a row that 32 / kRuns lanes hold, kRuns times 8 pairs a lane. The order of the
 // sum is that of a warp: a lane's r-th run is what its lane l + 32 / kRuns * r would hold.
 template <int kRuns>
@@ -29,12 +41,8 @@ __device__ __forceinline__ void NormHead(uint32_t (&row)[kRuns][8], float eps) {
       sums[r] += squares.x + squares.y;
     }
   }
-#pragma unroll
-  for (int n = kRuns / 2; n > 0; n /= 2) {
-#pragma unroll
-    for (int r = 0; r < n; ++r) sums[r] += sums[r + n];
-  }
-  const float mean = RoundBf16(WarpSum<32 / kRuns>(sums[0]) / static_cast<float>(kHeadDim));
+  const float sum = WarpSum<32 / kRuns>(SumOfRuns(sums));
+  const float mean = RoundBf16(sum / static_cast<float>(kHeadDim));
   const float scale = 1.0f / sqrtf(RoundBf16(mean + eps));
   const uint32_t scales = PackBf16(scale, scale);
 #pragma unroll

@@ -124,6 +124,8 @@ __device__ __forceinline__ void AddWeighted(float4& sum, float weight, const flo
   sum.z = fmaf(weight, v.z, sum.z), sum.w = fmaf(weight, v.w, sum.w);
 }
 
+inline constexpr int kPartsAhead = 9;  // of a thread, on their way while the weights are made
+
 // Registers for 256 threads beside a block of the next product.
 template <int kGroups, int kSlices>
 __global__ void __maxnreg__(56)
@@ -145,10 +147,9 @@ __global__ void __maxnreg__(56)
   const int64_t first = (int64_t{token} * p.num_heads + head) * parts.max_splits;
   const float* const sums = parts.sums + first * kHeadDim + column;
   // The first parts are on their way while the weights are made.
-  constexpr int kAhead = 9;
-  float4 values[kAhead];
+  float4 values[kPartsAhead];
 #pragma unroll
-  for (int k = 0; k < kAhead; ++k) {
+  for (int k = 0; k < kPartsAhead; ++k) {
     const int i = group + k * kGroups;
     values[k] =
         i < num_splits ? *reinterpret_cast<const float4*>(sums + i * kHeadDim) : float4{0, 0, 0, 0};
@@ -174,12 +175,12 @@ __global__ void __maxnreg__(56)
   __syncthreads();
   float4 o{0, 0, 0, 0};
 #pragma unroll
-  for (int k = 0; k < kAhead; ++k) {
+  for (int k = 0; k < kPartsAhead; ++k) {
     const int i = group + k * kGroups;
     if (i < num_splits) AddWeighted(o, shared.weights[i], values[k]);
   }
 #pragma unroll 4
-  for (int i = group + kAhead * kGroups; i < num_splits; i += kGroups) {
+  for (int i = group + kPartsAhead * kGroups; i < num_splits; i += kGroups) {
     AddWeighted(o, shared.weights[i], *reinterpret_cast<const float4*>(sums + i * kHeadDim));
   }
   if constexpr (kGroups > 1) {
@@ -244,15 +245,25 @@ void LaunchCombine(const CudaSparseAttentionParams& p, const AttentionParts& par
     LaunchKernel(CombineKernel<kGroups, kSlices>, dim3(p.num_heads, p.batch.num_tokens, kSlices),
                  CombineShape<kGroups, kSlices>::kThreads, 0, stream, p, parts);
   };
-  p.batch.num_tokens <= 8 ? launch(CombineShape<4, 2>()) : launch(CombineShape<1, 1>());
+  if (p.batch.num_tokens > 8) return launch(CombineShape<1, 1>());
+  // Twice as many blocks where a thread's parts would else not be on their way at once.
+  parts.max_splits > 4 * kPartsAhead ? launch(CombineShape<8, 4>()) : launch(CombineShape<4, 2>());
 }
+
+// Where all multiprocessors are free at once, as behind a selection of many blocks, two blocks of 8
+// heads would share one: they ask for more than half of its shared memory (228 KB, 1 KB of them
+// taken by each block).
+constexpr size_t kAloneSharedBytes = (113 << 10) + 128;
 
 template <int kHeads, bool kClusters>
 void LaunchDecode(const CudaSparseAttentionParams& p, const AttentionParts& parts, int splits,
                   device::Stream& stream) {
   const dim3 grid(splits, (p.num_heads + kHeads - 1) / kHeads, p.batch.num_tokens);
+  const bool alone = !kClusters && grid.x * grid.y * grid.z <= kTargetBlocks;
+  const size_t bytes = kDecodeSharedBytes<kHeads>;
   LaunchClusters(DecodeAttentionKernel<kHeads, kClusters>, grid, kClusters ? splits : 1,
-                 kDecodeThreads, kDecodeSharedBytes<kHeads>, stream, p, parts);
+                 kDecodeThreads, alone ? std::max(bytes, kAloneSharedBytes) : bytes, stream, p,
+                 parts);
   if (!kClusters) LaunchCombine(p, parts, stream);
 }
 
