@@ -3,11 +3,12 @@
 // kernel waits (WaitForPredecessor(), on every thread that touches what an earlier kernel wrote or
 // reads, or before a barrier that these threads pass), and may then call AllowSuccessor() to let
 // the next one get ready. A kernel that allows its successor only after its own wait lets that one
-// read, before it waits, what the kernel before this one wrote: hyper_connection does. One that
-// allows it earlier says so (the attention prologue, attention's CombineKernel): what follows it
-// reads only weights before it waits. A launch that fails is a bug of ours (shapes are checked at
-// load): it ends the process with the kernel's file, the grid and CUDA's message. On a device that
-// is broken nothing is launched any more: who waits for the stream learns why.
+// read, before it waits, what the kernel before this one wrote: hyper_connection does, and
+// attention the queries behind a selection. One that allows it earlier says so (the attention
+// prologue, attention's CombineKernel): what follows it reads only weights before it waits. A
+// launch that fails is a bug of ours (shapes are checked at load): it ends the process with the
+// kernel's file, the grid and CUDA's message. On a device that is broken nothing is launched any
+// more: who waits for the stream learns why.
 #pragma once
 
 #include <cuda_runtime.h>

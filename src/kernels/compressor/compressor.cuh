@@ -250,7 +250,7 @@ __device__ void FinishEntry(const CudaAttentionPrologueParams& p,
     if (i < 32) {
       const float4 v = reinterpret_cast<const float4*>(shared.key)[i];
       float key[4] = {v.x, v.y, v.z, v.w};
-      RotateIndexVectorWarp(key, i);
+      RotateIndexVector<32>(key, i);
       StoreIndexKeyWarp(key, i, p.index_dtype, place.entry);
     }
     __syncthreads();

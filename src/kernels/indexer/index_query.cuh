@@ -1,6 +1,8 @@
-// Index query heads: rope, Hadamard, the index cache's rounding, and their weights, by one warp for
-// four heads: lane l holds values 16 * (l % 8) .. of head l / 8. Device code only.
+// Index query heads: rope, Hadamard, the index cache's rounding, and their weights. A head lies on
+// eight lanes, 16 values each, or on a warp's 32. Device code only.
 #pragma once
+
+#include <type_traits>
 
 #include "kernels/indexer/index_vector.cuh"
 #include "kernels/indexer/indexer_cuda.h"
@@ -37,103 +39,115 @@ __device__ __forceinline__ float RoundToFp4(float x) {
   return fminf(__fsub_rn(__fadd_rn(x, shift), shift), 6.0f);
 }
 
-inline constexpr int kQueryHeads = 4, kQueryLanes = 8;        // of a warp; of a head
-inline constexpr int kQueryValues = kIndexDim / kQueryLanes;  // of a lane
+inline constexpr int kQueryLanes = 8;  // of a head, where a warp has four
 
 // Quantizes the lane's values as the keys are, as FP8 codes of one scale a head; returns the scale.
-__device__ __forceinline__ float QuantizeQuery(float (&x)[kQueryValues],
-                                               config::IndexKeyDType dtype, uint4& codes) {
+template <int kLanes>
+__device__ __forceinline__ float QuantizeQuery(float (&x)[kIndexDim / kLanes],
+                                               config::IndexKeyDType dtype,
+                                               uint32_t (&codes)[kIndexDim / kLanes / 4]) {
+  constexpr int kBlockLanes = kLanes / 4;  // of an FP4 scale
   float most = 0;
 #pragma unroll
   for (const float v : x) most = fmaxf(most, fabsf(v));
   float scale;
   if (dtype == config::IndexKeyDType::kFp4) {
-    const uint32_t block = Fp4Scale(WarpMax<2>(most));
-    uint32_t top = max(block, __shfl_xor_sync(0xffffffffu, block, 2));
-    top = max(top, __shfl_xor_sync(0xffffffffu, top, 4));
+    const uint32_t block = Fp4Scale(WarpMax<kBlockLanes>(most));
+    uint32_t top = max(block, __shfl_xor_sync(0xffffffffu, block, kBlockLanes));
+    top = max(top, __shfl_xor_sync(0xffffffffu, top, 2 * kBlockLanes));
     const float inverse = Ue8m0Inverse(block);
     const float fold = Ue8m0Value(127 + kFoldTop - min(top - block, 126u));
 #pragma unroll
     for (float& v : x) v = copysignf(RoundToFp4(fabsf(v) * inverse) * fold, v);
     scale = Ue8m0Value(top) * (1.0f / (1 << kFoldTop));
   } else {
-    const uint32_t block = Fp8Scale(WarpMax<kQueryLanes>(most));
+    const uint32_t block = Fp8Scale(WarpMax<kLanes>(most));
     const float inverse = Ue8m0Inverse(block);
 #pragma unroll
     for (float& v : x) v *= inverse;
     scale = Ue8m0Value(block);
   }
-  const auto four = [&](int i) { return Fp8Codes(x[i], x[i + 1], x[i + 2], x[i + 3]); };
-  codes = {four(0), four(4), four(8), four(12)};
+#pragma unroll
+  for (int i = 0; i < kIndexDim / kLanes / 4; ++i) {
+    codes[i] = Fp8Codes(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+  }
   return scale;
 }
 
-struct IndexQueryRow {
-  uint4 codes{0, 0, 0, 0};  // the lane's 16
-  float weight = 0;         // w_h times the row's scale
-};
-
-// The lane's eight angles, as pairs of two; the first half of a head's lanes have none.
+// The angles of the lane's pairs, two at a time; the first half of a head's lanes have none.
+template <int kLanes>
 struct IndexAngles {
-  float4 pairs[4] = {};
-};
-__device__ __forceinline__ IndexAngles LoadIndexAngles(const CudaIndexSelectParams& p,
-                                                       int64_t token, int lane) {
-  IndexAngles angles;
-  const int part = lane % kQueryLanes - kQueryLanes / 2;
-  if (part < 0) return angles;
-  const auto* from = reinterpret_cast<const float4*>(p.angles + token * kRopeDim) + 4 * part;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) angles.pairs[i] = from[i];
-  return angles;
-}
+  float4 pairs[kIndexDim / kLanes / 4] = {};
 
-// Of heads first_head + lane / 8; zero past num_heads.
-__device__ inline IndexQueryRow MakeIndexQuery(const CudaIndexSelectParams& p, int64_t token,
-                                               int first_head, const IndexAngles& angles,
-                                               int lane) {
-  const int head = first_head + lane / kQueryLanes;
-  uint4 raw[2] = {};
-  float projected = 0;
-  if (head < p.num_heads) {
-    const auto* values =
-        reinterpret_cast<const uint4*>(p.q + (token * p.num_heads + head) * kIndexDim);
-    raw[0] = values[lane % kQueryLanes * 2], raw[1] = values[lane % kQueryLanes * 2 + 1];
-    projected = __bfloat162float(p.projected[token * p.projected_stride + head]);
-  }
-  uint32_t pairs[kQueryValues / 2] = {raw[0].x, raw[0].y, raw[0].z, raw[0].w,
-                                      raw[1].x, raw[1].y, raw[1].z, raw[1].w};
-  if (lane % kQueryLanes >= kQueryLanes / 2) {
+  __device__ IndexAngles(const CudaIndexSelectParams& p, int64_t token, int lane) {
+    constexpr int kCount = kIndexDim / kLanes / 4;
+    const int part = lane % kLanes - kLanes / 2;
+    if (part < 0) return;
+    const auto* from = reinterpret_cast<const float4*>(p.angles + token * kRopeDim) + kCount * part;
 #pragma unroll
-    for (int i = 0; i < kQueryValues / 2; ++i) {
-      const float4 two = angles.pairs[i / 2];
-      const float2 angle = i % 2 == 0 ? float2{two.x, two.y} : float2{two.z, two.w};
-      const float2 x = RotatePair(UnpackBf16(pairs[i]), angle);
-      pairs[i] = PackBf16(x.x, x.y);
+    for (int i = 0; i < kCount; ++i) pairs[i] = from[i];
+  }
+};
+
+// A head's query on kLanes lanes of a warp, which makes 32 / kLanes at once.
+template <int kLanes>
+struct IndexQueryRow {
+  static constexpr int kValues = kIndexDim / kLanes;
+  uint32_t codes[kValues / 4];  // the lane's
+  float weight;                 // w_h times the row's scale
+
+  // Of the lane's `head`; zero past num_heads.
+  __device__ IndexQueryRow(const CudaIndexSelectParams& p, int64_t token, int head,
+                           const IndexAngles<kLanes>& angles, int lane) {
+    alignas(16) uint32_t pairs[kValues / 2] = {};
+    float projected = 0;
+    if (head < p.num_heads) {
+      LoadValues(p.q + (token * p.num_heads + head) * kIndexDim + lane % kLanes * kValues, pairs);
+      projected = __bfloat162float(p.projected[token * p.projected_stride + head]);
+    }
+    if (lane % kLanes >= kLanes / 2) {
+#pragma unroll
+      for (int i = 0; i < kValues / 2; ++i) {
+        const float4 two = angles.pairs[i / 2];
+        const float2 angle = i % 2 == 0 ? float2{two.x, two.y} : float2{two.z, two.w};
+        const float2 x = RotatePair(UnpackBf16(pairs[i]), angle);
+        pairs[i] = PackBf16(x.x, x.y);
+      }
+    }
+    float x[kValues];
+#pragma unroll
+    for (int i = 0; i < kValues / 2; ++i) {
+      const float2 pair = UnpackBf16(pairs[i]);
+      x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+    }
+    RotateIndexVector<kLanes>(x, lane);
+    const float scale = QuantizeQuery<kLanes>(x, p.dtype, codes);
+    weight = RoundBf16(projected * p.weight_scale) * scale;
+  }
+
+ private:
+  __device__ static void LoadValues(const __nv_bfloat16* from, uint32_t (&pairs)[kValues / 2]) {
+    using Words = std::conditional_t<kValues % 8 == 0, uint4, uint2>;
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(pairs) / sizeof(Words)); ++i) {
+      reinterpret_cast<Words*>(pairs)[i] = reinterpret_cast<const Words*>(from)[i];
     }
   }
-  float x[kQueryValues];
-#pragma unroll
-  for (int i = 0; i < kQueryValues / 2; ++i) {
-    const float2 pair = UnpackBf16(pairs[i]);
-    x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
-  }
-  RotateIndexVector(x, lane);
-  IndexQueryRow row;
-  const float scale = QuantizeQuery(x, p.dtype, row.codes);
-  row.weight = RoundBf16(projected * p.weight_scale) * scale;
-  return row;
-}
+};
 
-// The lane's codes into rows of 128 bytes, 8-row groups, swizzled.
+// Where the codes of a row's values 4 * four .. lie: rows of 128 bytes, 8-row groups, swizzled.
+__device__ __forceinline__ int64_t QueryCodesOffset(int64_t row, int four) {
+  const int chunk = four % 8 ^ static_cast<int>(row % 8);
+  return row / 8 * 1024 + row % 8 * 128 + chunk * 16 + four / 8 * 4;
+}
+// The lane's codes.
 __device__ __forceinline__ void StoreQueryCodes(uint8_t* rows, int64_t row, int lane,
-                                                const uint4& codes) {
-  uint8_t* const to = rows + row / 8 * 1024 + row % 8 * 128 + lane % kQueryLanes / 2 * 4;
-  const int chunk = lane % 2 * 4, swizzle = static_cast<int>(row % 8);
-  *reinterpret_cast<uint32_t*>(to + (chunk ^ swizzle) * 16) = codes.x;
-  *reinterpret_cast<uint32_t*>(to + ((chunk + 1) ^ swizzle) * 16) = codes.y;
-  *reinterpret_cast<uint32_t*>(to + ((chunk + 2) ^ swizzle) * 16) = codes.z;
-  *reinterpret_cast<uint32_t*>(to + ((chunk + 3) ^ swizzle) * 16) = codes.w;
+                                                const IndexQueryRow<kQueryLanes>& query) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int64_t offset = QueryCodesOffset(row, lane % kQueryLanes * 4 + i);
+    *reinterpret_cast<uint32_t*>(rows + offset) = query.codes[i];
+  }
 }
 
 }  // namespace fathom::kernels

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/indexer/index_scores.cuh"
+#include "kernels/indexer/select_cluster.cuh"
 #include "kernels/indexer/select_decode.cuh"
 #include "kernels/launch.cuh"
 
@@ -21,14 +22,14 @@ __global__ void __launch_bounds__(kQueryThreads)
   WaitForPredecessor();
   AllowSuccessor();
   const int lane = threadIdx.x % 32;
-  const int64_t first = int64_t{blockIdx.x} * kQueryRows + threadIdx.x / 32 * kQueryHeads;
-  const int64_t token = first / head_rows, row = first + lane / kQueryLanes;
+  const int64_t row = int64_t{blockIdx.x} * kQueryRows + threadIdx.x / kQueryLanes;
+  const int64_t token = row / head_rows;
   if (token >= p.batch.num_tokens || ScoredEntries(p.batch, p.topk, static_cast<int>(token)) == 0) {
     return;
   }
-  const IndexQueryRow query = MakeIndexQuery(p, token, static_cast<int>(first % head_rows),
-                                             LoadIndexAngles(p, token, lane), lane);
-  StoreQueryCodes(out.codes, row, lane, query.codes);
+  const IndexAngles<kQueryLanes> angles(p, token, lane);
+  const IndexQueryRow<kQueryLanes> query(p, token, static_cast<int>(row % head_rows), angles, lane);
+  StoreQueryCodes(out.codes, row, lane, query);
   if (lane % kQueryLanes == 0) out.weights[row] = query.weight;
 }
 
@@ -121,6 +122,24 @@ void SelectDecode(const CudaIndexSelectParams& p, float* scores, device::Stream&
                stream, params);
 }
 
+// Steps of very few tokens at short contexts: a token is a cluster's.
+bool TakesClusters(int num_tokens, int max_entries) {
+  constexpr int kMostTokens = 8;
+  return num_tokens <= kMostTokens && max_entries <= kMaxFewEntries;
+}
+
+void SelectClusters(const CudaIndexSelectParams& p, device::Stream& stream) {
+  SelectClusterParams params{.in = p};
+  const int tiles = (p.max_entries + kIndexTile - 1) / kIndexTile;
+  params.stages = (tiles + kTilesAtOnce - 1) / kTilesAtOnce;
+  const auto kernel = p.dtype == IndexKeyDType::kFp4 ? SelectClusterKernel<IndexKeyDType::kFp4>
+                                                     : SelectClusterKernel<IndexKeyDType::kFp8>;
+  LaunchClusters(
+      kernel, dim3(kClusterBlocks, p.batch.num_tokens), kClusterBlocks, kClusterThreads,
+      sizeof(SelectClusterShared) + 1024 + kClusterGroups * params.stages * IndexPageBytes(p.dtype),
+      stream, params);
+}
+
 void SelectRounds(const CudaIndexSelectParams& p, IndexScoreParams score, SelectParams select,
                   int64_t round_tokens, device::Stream& stream) {
   const int num_tokens = p.batch.num_tokens, head_rows = HeadRows(p.num_heads);
@@ -174,7 +193,10 @@ void Launch(const CudaIndexSelectParams& p, device::Stream& stream) {
                          .stride = ScoreStride(p.max_entries)};
   select.scores = score.scores;
   select.stride = score.stride;
-  if (IsDecode(num_tokens, p.num_heads)) return SelectDecode(p, score.scores, stream);
+  if (IsDecode(num_tokens, p.num_heads)) {
+    return TakesClusters(num_tokens, p.max_entries) ? SelectClusters(p, stream)
+                                                    : SelectDecode(p, score.scores, stream);
+  }
   SelectRounds(p, score, select, (p.workspace_bytes - fixed) / (score.stride * 4), stream);
 }
 

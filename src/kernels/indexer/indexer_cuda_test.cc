@@ -24,6 +24,7 @@ struct Shape {
   std::vector<TestSequence> sequences;
   int rounds = 1;    // the workspace holds the scores of 1 / rounds of the tokens
   float weight = 1;  // of all heads
+  int padding = 3;   // tokens behind the step's
 };
 
 class IndexSelectCudaTest : public CudaTest {
@@ -35,7 +36,7 @@ class IndexSelectCudaTest : public CudaTest {
     }
     TestBatch batch(static_cast<int>(shape.sequences.size()), longest, 11);
     batch.SetStep(shape.sequences);
-    const int tokens = batch.num_tokens(), heads = shape.num_heads, padding = 3;
+    const int tokens = batch.num_tokens(), heads = shape.num_heads, padding = shape.padding;
     const BatchView view = batch.view();
     std::vector<uint8_t> pool(static_cast<size_t>(batch.num_blocks() * TestPools::kBlockBytes));
     const PagedEntries keys =
@@ -252,11 +253,19 @@ TEST_F(IndexStepsTest, ATokenSelectsTheSameInEveryStep) {
 TEST_F(IndexSelectCudaTest, DecodeMatchesTheCpu) {
   for (const IndexKeyDType dtype : {IndexKeyDType::kFp4, IndexKeyDType::kFp8}) {
     Run({64, 512, dtype, {{8191, 1}}});
+    Run({64, 512, dtype, {{2048, 1}, {2052, 1}, {4099, 1}, {100, 1}, {16380, 1}}});
+    Run({32, 512, dtype, {{4098, 3}}});
     Run({64, 512, dtype, {{2048, 1}, {2052, 4}, {100, 2}, {9000, 8}, {2047, 1}}});
   }
 }
 
 TEST_F(IndexSelectCudaTest, LongContextsMatchTheCpu) {
+  for (const int computed : {16384, 40000, 131071, 262143}) {
+    Shape alone{64, 512, IndexKeyDType::kFp4, {{computed, 1}}};
+    alone.padding = 0;
+    Run(alone);
+    Run({64, 512, IndexKeyDType::kFp4, {{computed, 1}}});
+  }
   Run({64, 512, IndexKeyDType::kFp4, {{199999, 1}, {70003, 2}}});
   Run({64, 1024, IndexKeyDType::kFp4, {{65535, 1}, {4090, 10}}});
 }
@@ -275,6 +284,8 @@ TEST_F(IndexSelectCudaTest, FewHeadsMatchTheCpu) {
 TEST_F(IndexSelectCudaTest, EqualScoresGoToTheLowerEntry) {
   Run({64, 512, IndexKeyDType::kFp4, {{30000, 1}, {9000, 3}}}, true);
   Run({64, 512, IndexKeyDType::kFp4, {{250000, 1}}}, true);
+  Run({64, 512, IndexKeyDType::kFp4, {{100000, 1}}, 1, 1, 0}, true);
+  Run({64, 512, IndexKeyDType::kFp4, {{2052, 1}, {16380, 1}, {4100, 2}}}, true);
 }
 
 TEST_F(IndexSelectCudaTest, TinyScoresMatchTheCpu) {

@@ -6,15 +6,13 @@
 #pragma once
 
 #include "kernels/aligned_shared.cuh"
-#include "kernels/gemm/wgmma.cuh"
-#include "kernels/indexer/index_keys.cuh"
+#include "kernels/indexer/decode_scores.cuh"
 #include "kernels/indexer/rank_select.cuh"
 #include "kernels/launch.cuh"
 
 namespace fathom::kernels {
 
 inline constexpr int kDecodeGroups = kSelectThreads / 128;
-inline constexpr int kDecodeHeads = 64;
 // A block alone selects from this many; from more, blocks of at least kEntriesOfPart each.
 inline constexpr int kEntriesOfOneBlock = 2048, kEntriesOfPart = 512;
 inline constexpr int kMaxSelectStages = 6;
@@ -33,8 +31,7 @@ struct SelectDecodeParams {
 // Keys of a group that are on their way or in use, stages * IndexPageBytes for each; part_words
 // words of bits and shared_entries scores follow.
 struct SelectDecodeShared {
-  uint8_t queries[kDecodeHeads * kIndexDim];
-  float weights[kDecodeHeads];  // halved
+  DecodeQueries queries;
   uint2 fold_table[kFoldTable];
   uint64_t full[kDecodeGroups][kMaxSelectStages];
   RankSelectShared rank;
@@ -84,13 +81,8 @@ class DecodeScorer {
 
   // Scores into scores[entry - 64 first], counted in the bins.
   __device__ void Run() {
-    const int quad = thread_ % 4;
-    float2 weights[kDecodeHeads / 8];
-#pragma unroll
-    for (int j = 0; j < kDecodeHeads / 8; ++j) {
-      weights[j] = *reinterpret_cast<const float2*>(s_.weights + 8 * j + 2 * quad);
-    }
-    const uint64_t queries = SmemDescriptor(SharedAddress(s_.queries));
+    const DecodeWeights weights(s_.queries);
+    const uint64_t queries = SmemDescriptor(SharedAddress(s_.queries.codes));
     int stage = 0;
     uint32_t parity = 0;
     // Not unrolled: most steps run it a few times, and fetching instructions takes longer.
@@ -98,7 +90,7 @@ class DecodeScorer {
     for (int tile = first_ + group_; tile < end_; tile += kDecodeGroups) {
       BarrierWait(s_.full[group_] + stage, parity);
       IndexKeyRows<kType> keys;
-      keys.Load(pages_ + stage * kPageBytes, s_.fold_table, row(), quad);
+      keys.Load(pages_ + stage * kPageBytes, s_.fold_table, row(), thread_ % 4);
       const int next = tile + stages_ * kDecodeGroups;
       if (next < end_) {
         NamedBarrier(1 + group_, 128);  // all have read the page
@@ -125,37 +117,10 @@ class DecodeScorer {
   __device__ int row() const { return thread_ / 32 * 16 + thread_ % 32 / 4; }
 
   __device__ void Score(int tile, IndexKeyRows<kType>& keys, uint64_t queries,
-                        const float2 (&weights)[kDecodeHeads / 8]) {
-    float d[kDecodeHeads / 2];
-    // All keys are widened before the first product: between them it would have to be waited for.
-#pragma unroll
-    for (uint32_t (&a)[4] : keys.a) {
-      asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3]));
-    }
-    WgmmaFence();
-#pragma unroll
-    for (int k = 0; k < kIndexDim / 32; ++k) {
-      Wgmma<WgmmaType::kE4m3, kDecodeHeads>::FromRegisters(d, keys.a[k], queries + k * 2, k != 0);
-    }
-    WgmmaCommit();
-    WgmmaWait<0>();
-    float sums[2] = {};
-#pragma unroll
-    for (int j = 0; j < kDecodeHeads / 8; ++j) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float x = d[4 * j + 2 * r], y = d[4 * j + 2 * r + 1];
-        sums[r] = fmaf(x + fabsf(x), weights[j].x, sums[r]);  // max(x, 0), by another unit
-        sums[r] = fmaf(y + fabsf(y), weights[j].y, sums[r]);
-      }
-    }
-    const bool odd = thread_ % 2 != 0;
-    float sum = odd ? sums[1] : sums[0];
-    sum += __shfl_xor_sync(0xffffffffu, odd ? sums[0] : sums[1], 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    const int entry = tile * kIndexTile + row() + (odd ? 8 : 0);
+                        const DecodeWeights& weights) {
+    const float score = ScoreKeyRows(keys, queries, weights);
+    const int entry = tile * kIndexTile + row() + thread_ % 2 * 8;
     if (thread_ % 4 >= 2 || entry >= num_entries_) return;
-    const float score = sum * keys.scale;
     scores_[entry - first_ * kIndexTile] = score;
     atomicAdd(s_.rank.bins + ScoreBin(score), 1);
   }
@@ -173,13 +138,13 @@ class DecodeScorer {
 
 // 16 warps, four heads each.
 __device__ inline void MakeIndexQueries(const CudaIndexSelectParams& p, int token,
-                                        const IndexAngles& angles, SelectDecodeShared& shared) {
-  static_assert(kSelectThreads / 32 * kQueryHeads == kDecodeHeads);
-  const int lane = threadIdx.x % 32, first = static_cast<int>(threadIdx.x) / 32 * kQueryHeads;
-  const int head = first + lane / kQueryLanes;
-  const IndexQueryRow row = MakeIndexQuery(p, token, first, angles, lane);
-  StoreQueryCodes(shared.queries, head, lane, row.codes);
-  if (lane % kQueryLanes == 0) shared.weights[head] = 0.5f * row.weight;
+                                        const IndexAngles<kQueryLanes>& angles,
+                                        SelectDecodeShared& shared) {
+  static_assert(kSelectThreads / kQueryLanes == kDecodeHeads);
+  const int lane = threadIdx.x % 32, head = static_cast<int>(threadIdx.x) / kQueryLanes;
+  const IndexQueryRow<kQueryLanes> query(p, token, head, angles, lane);
+  StoreQueryCodes(shared.queries.codes, head, lane, query);
+  if (lane % kQueryLanes == 0) shared.queries.weights[head] = 0.5f * query.weight;
   FenceSharedForWgmma();
 }
 
@@ -211,7 +176,7 @@ __global__ void __launch_bounds__(kSelectThreads, 1)
                       ? reinterpret_cast<float*>(bits + p.part_words)
                       : p.scores + token * p.stride + first * kIndexTile;
   DecodeScorer<kType> scorer(p, shared, pages, token, first, end, visible, scores);
-  const IndexAngles angles = LoadIndexAngles(p.in, token, threadIdx.x % 32);
+  const IndexAngles<kQueryLanes> angles(p.in, token, threadIdx.x % 32);
   if (threadIdx.x < kFoldTable) shared.fold_table[threadIdx.x] = FoldedCodes(threadIdx.x);
   for (int i = threadIdx.x; i < kRankBins; i += kSelectThreads) shared.rank.bins[i] = 0;
   scorer.Prefetch();

@@ -106,22 +106,25 @@ class DecodeAttention {
     const AngleQuad angles = LoadAngles();
     const int head = first_head_ + warp_;
     sink_ = head < p_.num_heads ? p_.sink[head] : 0;
+    // A selection lets this launch start behind its own wait, and so behind the queries.
+    const bool queries_early = p_.ratio == 4;
     uint4 q[kTiles][2];
 #pragma unroll 1  // instructions that run once are slow
     for (int after = 0; after < 2; ++after) {
       if (after == 1) {
         WaitForPredecessor();
         AllowSuccessor();
-        LoadHead(q);
       }
+      const bool prepare = (after == 0) == queries_early;
+      if (prepare) LoadHead(q);
       if (early == (after == 0)) {
         locate(0);
         fetch(0);
         key.Place(tile, row, lane);
       }
+      if (after == 1) locate(1);
+      if (prepare) PrepareHead(q, angles);
     }
-    locate(1);
-    PrepareHead(q, angles);
     for (int i = 0; i < num_tiles; ++i) {
       if (i > 0) {
         __syncthreads();  // all are done with the tile before

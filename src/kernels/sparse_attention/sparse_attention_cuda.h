@@ -7,8 +7,8 @@
 // A step of few tokens spreads a token's keys over blocks (splits); how many depends on num_tokens,
 // max_blocks and the token's keys only, so a step of the same shape gives the same bits. Prefill
 // does not: a block adds up a token's keys in their order, 64 at a time, in a step of any size.
-// Pages, entries, fresh and angles are read before the wait (launch.cuh): the launch just before
-// must not write them.
+// Pages, entries, fresh and angles are read before the wait (launch.cuh), and of ratio 4 q: the
+// launch just before must not write them.
 #pragma once
 
 #include <cuda_bf16.h>

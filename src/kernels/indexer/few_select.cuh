@@ -1,0 +1,168 @@
+// The exact topk of some thousand scores by one block that holds them in shared memory: higher
+// score first, then the lower entry. As rank_select.cuh, with fewer steps behind each other: bins
+// are counted one by one and 64 at a time, so that each warp finds the bin of the k-th score for
+// itself, and each finds for itself how many entries are chosen before its own. Device code only.
+#pragma once
+
+#include "kernels/indexer/ranks.cuh"
+
+namespace fathom::kernels {
+
+inline constexpr int kMaxFewEntries = 4096;
+inline constexpr int kFewCandidates = 256;
+
+// By a block of kThreads, at least kFewCandidates.
+template <int kThreads>
+class FewSelect {
+ public:
+  // Scores are taken so many at a time.
+  static constexpr int kRound = 4 * kThreads;
+  __host__ __device__ static constexpr int RoundUp(int size) {
+    return (size + kRound - 1) / kRound * kRound;
+  }
+
+  struct Shared {
+    alignas(16) float scores[RoundUp(kMaxFewEntries)];
+    alignas(16) int bins[kRankBins];
+    alignas(8) int sums[kRankBins / 64];            // of the bins
+    uint32_t chosen[RoundUp(kMaxFewEntries) / 32];  // a bit an entry
+    uint64_t candidates[kFewCandidates];
+    int num_candidates;
+  };
+
+  // Of `size` of the shared scores, more than topk.
+  __device__ FewSelect(Shared& shared, int size, int topk) : s_(shared), size_(size), topk_(topk) {}
+
+  // Before the scores are there. A __syncthreads() has to follow.
+  __device__ void Prepare() {
+    Clear();
+    // Behind the last score: no other is lower, and of equal ones the lower entry goes first.
+    for (int i = size_ + static_cast<int>(threadIdx.x); i < RoundUp(size_); i += kThreads) {
+      s_.scores[i] = -__builtin_huge_valf();
+    }
+  }
+
+  __device__ void Run(int32_t* selected) {
+    ForEachFour([&](int, const float (&scores)[4]) {
+#pragma unroll
+      for (const float score : scores) Count(ScoreBin(score));
+    });
+    __syncthreads();
+    Found found = Find(topk_);
+    RankRange range = RankRange::OfBin(found.bin);
+    while (found.count > found.missing && found.count > kFewCandidates) {
+      range = range.Without(size_);
+      const int shift = range.ShiftForBins(kRankBins);
+      __syncthreads();
+      Clear();
+      __syncthreads();
+      ForEachFour([&](int first, const float (&scores)[4]) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const uint64_t rank = RankOf(scores[k], first + k * kThreads);
+          if (range.Contains(rank)) Count(static_cast<int>((rank - range.low) >> shift));
+        }
+      });
+      __syncthreads();
+      found = Find(found.missing);
+      range = range.Bin(found.bin, shift);
+    }
+    Choose(range, found);
+    Emit(selected);
+  }
+
+ private:
+  static constexpr int kWarps = kThreads / 32;
+  // The bin of the k-th score: `missing` of its `count` are chosen.
+  struct Found {
+    int bin, missing, count;
+  };
+
+  __device__ void Clear() {
+    for (int i = threadIdx.x; i < kRankBins; i += kThreads) s_.bins[i] = 0;
+    if (threadIdx.x < kRankBins / 64) s_.sums[threadIdx.x] = 0;
+    if (threadIdx.x == 0) s_.num_candidates = 0;
+  }
+  // body(i, scores of entries i, i + kThreads, ..), the thread's.
+  template <typename Body>
+  __device__ void ForEachFour(const Body& body) const {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < RoundUp(size_); i += kRound) {
+      float scores[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) scores[k] = s_.scores[i + k * kThreads];
+      body(i, scores);
+    }
+  }
+  __device__ void Count(int bin) {
+    atomicAdd(s_.bins + bin, 1);
+    atomicAdd(s_.sums + bin / 64, 1);
+  }
+
+  __device__ Found Find(int wanted) const {
+    const Found group = FindOf64(s_.sums, wanted);
+    Found found = FindOf64(s_.bins + group.bin * 64, group.missing);
+    found.bin += group.bin * 64;
+    return found;
+  }
+  // The one of 64 counts in which the sum from the last one down reaches `wanted`.
+  __device__ static Found FindOf64(const int* counts, int wanted) {
+    const int first = 62 - 2 * static_cast<int>(threadIdx.x % 32);
+    const int2 two = *reinterpret_cast<const int2*>(counts + first);
+    const int above = WarpInclusiveSum(two.x + two.y) - two.x - two.y;
+    const bool upper = above + two.y >= wanted;
+    const Found mine = upper ? Found{first + 1, wanted - above, two.y}
+                             : Found{first, wanted - above - two.y, two.x};
+    const int at = 31 - __clz(static_cast<int>(__ballot_sync(0xffffffffu, above < wanted)));
+    return {__shfl_sync(0xffffffffu, mine.bin, at), __shfl_sync(0xffffffffu, mine.missing, at),
+            __shfl_sync(0xffffffffu, mine.count, at)};
+  }
+
+  // A bit for each chosen entry: those above the range, and the best of those in it.
+  __device__ void Choose(const RankRange& range, const Found& found) {
+    const bool all = found.count == found.missing;
+    ForEachFour([&](int first, const float (&scores)[4]) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int i = first + k * kThreads;
+        const uint64_t rank = RankOf(scores[k], i);
+        const bool in_range = range.Contains(rank);
+        const uint32_t bits = __ballot_sync(0xffffffffu, rank > range.high || (all && in_range));
+        if (threadIdx.x % 32 == 0) s_.chosen[i / 32] = bits;
+        if (in_range && !all) s_.candidates[atomicAdd(&s_.num_candidates, 1)] = rank;
+      }
+    });
+    __syncthreads();
+    if (!all && static_cast<int>(threadIdx.x) < found.count) {
+      const uint64_t rank = s_.candidates[threadIdx.x];
+      int above = 0;
+#pragma unroll 4
+      for (int i = 0; i < found.count; ++i) above += s_.candidates[i] > rank;
+      const uint32_t entry = 0xffffffffu - static_cast<uint32_t>(rank);
+      if (above < found.missing) atomicOr(s_.chosen + entry / 32, 1u << (entry % 32));
+    }
+    __syncthreads();
+  }
+
+  // Ascending; a warp has words that follow each other.
+  __device__ void Emit(int32_t* selected) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int words = (size_ + 31) / 32, each = (words + kWarps - 1) / kWarps;
+    const int first = warp * each, end = min(first + each, words);
+    int before = 0;
+#pragma unroll 1
+    for (int word = lane; word < first; word += 32) before += __popc(s_.chosen[word]);
+    before = __reduce_add_sync(0xffffffffu, before);
+#pragma unroll 1
+    for (int word = first; word < end; ++word) {
+      const uint32_t bits = s_.chosen[word], mine = 1u << lane;
+      if ((bits & mine) != 0) selected[before + __popc(bits & (mine - 1))] = word * 32 + lane;
+      before += __popc(bits);
+    }
+  }
+
+  Shared& s_;
+  int size_, topk_;
+};
+
+}  // namespace fathom::kernels
