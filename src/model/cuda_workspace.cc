@@ -45,6 +45,7 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, int64_t head
   w.batch_bytes = StepBytes(m, limits.max_num_seqs, max_blocks, (m + c.sliding_window) / 64 + 4);
   carver.Take(w.frequencies, 64);
   carver.Take(w.index_counters, kernels::IndexCountersBytes());
+  carver.Take(w.attention_counters, kernels::SparseAttentionCountersBytes());
   carver.Take(w.route_board, 1);
   carver.Take(w.plan.board, 1);
   const int64_t kept_bytes = carver.bytes();

@@ -23,6 +23,7 @@ struct CudaWorkspace {
   // Kept from step to step.
   float* frequencies = nullptr;                // [2, 32]: plain, compressed
   std::byte* index_counters = nullptr;         // zero between steps
+  std::byte* attention_counters = nullptr;     // likewise
   kernels::RouteBoard* route_board = nullptr;  // zero at first, as plan.board
 
   // All of the rest, but for what is shared: nothing in it outlives a step.

@@ -375,7 +375,8 @@ class CudaModel final : public DeepSeekV4 {
                                                .selected = ws_->selected,
                                                .topk = c_.index_topk,
                                                .out = {ws_->attention_out, RowGroups(share)},
-                                               .workspace = ws_->attention_workspace});
+                                               .workspace = ws_->attention_workspace,
+                                               .counters = ws_->attention_counters});
   }
 
   void Prologue(const CudaStep& step, int num_queries, LayerKind kind, int kind_layer,

@@ -384,8 +384,11 @@ class DecodeAttention {
 };
 
 // The splits of a token and kHeads of its heads are a cluster, or leave parts to CombineKernel.
+// Up to 16 heads have registers beside a block of the query products.
 template <int kHeads, bool kClusters>
-__global__ void __launch_bounds__(kDecodeThreads, kHeads == 8 ? 2 : 1)
+__global__ void __maxnreg__(kHeads == 8    ? 128
+                            : kHeads == 16 ? 144
+                                           : 255)
     DecodeAttentionKernel(const __grid_constant__ CudaSparseAttentionParams p,
                           AttentionParts parts) {
   extern __shared__ uint8_t dynamic[];

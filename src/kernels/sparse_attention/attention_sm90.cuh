@@ -11,7 +11,6 @@
 
 namespace fathom::kernels {
 
-inline constexpr int kHeadTile = 64;
 inline constexpr int kConsumers = 256;
 inline constexpr int kAttentionThreads = kConsumers + kProducerThreads;
 inline constexpr int kProbabilityBytes = kHeadTile * 128;

@@ -28,6 +28,13 @@ __device__ __forceinline__ float SumOfRuns(float (&sums)[kRuns]) {
   return sums[0];
 }
 
+// What b(head norm) multiplies pairs with.
+__device__ __forceinline__ uint32_t HeadNormScale(float sum_of_squares, float eps) {
+  const float mean = RoundBf16(sum_of_squares / static_cast<float>(kHeadDim));
+  const float scale = 1.0f / sqrtf(RoundBf16(mean + eps));
+  return PackBf16(scale, scale);
+}
+
 // b(head norm) of a row that 32 / kRuns lanes hold, kRuns times 8 pairs a lane. The order of the
 // sum is that of a warp: a lane's r-th run is what its lane l + 32 / kRuns * r would hold.
 template <int kRuns>
@@ -41,10 +48,7 @@ __device__ __forceinline__ void NormHead(uint32_t (&row)[kRuns][8], float eps) {
       sums[r] += squares.x + squares.y;
     }
   }
-  const float sum = WarpSum<32 / kRuns>(SumOfRuns(sums));
-  const float mean = RoundBf16(sum / static_cast<float>(kHeadDim));
-  const float scale = 1.0f / sqrtf(RoundBf16(mean + eps));
-  const uint32_t scales = PackBf16(scale, scale);
+  const uint32_t scales = HeadNormScale(WarpSum<32 / kRuns>(SumOfRuns(sums)), eps);
 #pragma unroll
   for (auto& run : row) {
 #pragma unroll

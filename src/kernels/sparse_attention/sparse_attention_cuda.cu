@@ -7,6 +7,7 @@
 #include "kernels/launch.cuh"
 #include "kernels/sparse_attention/attention_decode.cuh"
 #include "kernels/sparse_attention/attention_sm90.cuh"
+#include "kernels/sparse_attention/attention_two_phase.cuh"
 
 namespace fathom::kernels {
 namespace {
@@ -202,11 +203,14 @@ __global__ void __maxnreg__(56)
 // Counts as for 64 heads, so that a rank that has some of them adds up as one that has all.
 struct DecodePlan {
   int heads = 8, splits = 0;
-  bool clusters = false;
+  bool clusters = false, two_phase = false;
 
-  // Of a split. With 16 heads and more a part of less than a tile is not made: it would take as
-  // long as a tile's, and time to add up.
-  int least_keys() const { return splits == 0 ? 0 : heads == 8 ? kSplitGranule : kKeyTile; }
+  // Of a split. With two phases it is a group of tiles. With 16 heads and more a part of less than
+  // a tile is not made: it would take as long as a tile's, and time to add up.
+  int least_keys() const {
+    if (two_phase) return kGroupTiles * kKeyTile;
+    return splits == 0 ? 0 : heads == 8 ? kSplitGranule : kKeyTile;
+  }
 };
 
 DecodePlan PlanDecode(const CudaSparseAttentionParams& p) {
@@ -233,6 +237,10 @@ DecodePlan PlanDecode(const CudaSparseAttentionParams& p) {
   if (tiles(few) == 1) return {8, few, false};
   if (tiles(more) <= 2) return {16, more, false};
   if (tiles(2 * most) == 1) return {32, 2 * most, false};
+  if (tokens == 1 && tiles(kTargetBlocks) == 1 && NumMultiprocessors() >= kTargetBlocks) {
+    const int groups = (tiles(1) + kGroupTiles - 1) / kGroupTiles;
+    return {.heads = kHeadTile, .splits = groups, .two_phase = true};
+  }
   if (tiles(more) == 3) return {16, more, false};
   if (tiles(2 * most) == 2) return {32, 2 * most, false};
   if (tokens <= 2 && tiles(most) <= 4) return {16, most, false};
@@ -250,16 +258,16 @@ void LaunchCombine(const CudaSparseAttentionParams& p, const AttentionParts& par
   parts.max_splits > 4 * kPartsAhead ? launch(CombineShape<8, 4>()) : launch(CombineShape<4, 2>());
 }
 
-// Where all multiprocessors are free at once, as behind a selection of many blocks, two blocks of 8
-// heads would share one: they ask for more than half of its shared memory (228 KB, 1 KB of them
-// taken by each block).
+// Behind a selection of many blocks all multiprocessors are free at once, and two blocks of 8 heads
+// would share one: they ask for more than half of its shared memory (228 KB, 1 KB of them taken by
+// each block). Without a selection they start beside the query products.
 constexpr size_t kAloneSharedBytes = (113 << 10) + 128;
 
 template <int kHeads, bool kClusters>
 void LaunchDecode(const CudaSparseAttentionParams& p, const AttentionParts& parts, int splits,
                   device::Stream& stream) {
   const dim3 grid(splits, (p.num_heads + kHeads - 1) / kHeads, p.batch.num_tokens);
-  const bool alone = !kClusters && grid.x * grid.y * grid.z <= kTargetBlocks;
+  const bool alone = p.ratio == 4 && !kClusters && grid.x * grid.y * grid.z <= kTargetBlocks;
   const size_t bytes = kDecodeSharedBytes<kHeads>;
   LaunchClusters(DecodeAttentionKernel<kHeads, kClusters>, grid, kClusters ? splits : 1,
                  kDecodeThreads, alone ? std::max(bytes, kAloneSharedBytes) : bytes, stream, p,
@@ -267,15 +275,34 @@ void LaunchDecode(const CudaSparseAttentionParams& p, const AttentionParts& part
   if (!kClusters) LaunchCombine(p, parts, stream);
 }
 
+// A split step has at most kTargetBlocks parts of at most 64 heads.
+int64_t PartsBytes(int num_heads) {
+  const int64_t heads = std::min(num_heads, kHeadTile);
+  return kTargetBlocks * heads * (kHeadDim * 4 + int64_t{sizeof(float2)});
+}
+
+void LaunchTwoPhase(const CudaSparseAttentionParams& p, const AttentionParts& parts,
+                    device::Stream& stream) {
+  CHECK(p.counters != nullptr);
+  static_assert(kSlices <= kGroupTiles);
+  const int blocks = std::min(parts.max_splits * kGroupTiles, kTargetBlocks);
+  auto* const tiles = reinterpret_cast<TileProbabilities*>(
+      reinterpret_cast<std::byte*>(p.workspace) + PartsBytes(p.num_heads));
+  for (int head = 0; head < p.num_heads; head += kHeadTile) {
+    LaunchKernel(TwoPhaseAttentionKernel, blocks, kTwoPhaseThreads, kTwoPhaseSharedBytes, stream, p,
+                 parts, tiles, head);
+  }
+  LaunchCombine(p, parts, stream);
+}
+
 int HeadTiles(int num_heads) { return (num_heads + kHeadTile - 1) / kHeadTile; }
 
 }  // namespace
 
 int64_t SparseAttentionWorkspaceBytes(int num_heads) {
-  // A split step has at most kTargetBlocks parts of at most 64 heads.
-  const int64_t heads = std::min(num_heads, kHeadTile);
-  return kTargetBlocks * heads * (kHeadDim * 4 + int64_t{sizeof(float2)});
+  return PartsBytes(num_heads) + kTargetBlocks * int64_t{sizeof(TileProbabilities)};
 }
+int64_t SparseAttentionCountersBytes() { return sizeof(TwoPhaseCounters); }
 
 void Launch(const CudaSparseAttentionParams& p, device::Stream& stream) {
   if (p.batch.num_tokens == 0) return;
@@ -289,6 +316,7 @@ void Launch(const CudaSparseAttentionParams& p, device::Stream& stream) {
   };
   if (plan.splits > 0) {
     const AttentionParts parts = parts_of(plan.splits);
+    if (plan.two_phase) return LaunchTwoPhase(p, parts, stream);
     if (plan.clusters) return LaunchDecode<8, true>(p, parts, plan.splits, stream);
     // A rank with half of the heads has half of them in a block: the same sums, and as many blocks.
     const int heads = p.num_heads <= 32 ? std::min(plan.heads, 16) : plan.heads;

@@ -13,6 +13,7 @@
 
 #include <cuda_bf16.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "device/device.h"
@@ -38,10 +39,13 @@ struct CudaSparseAttentionParams {
   int topk = 0;
   Bf16Tiles out;               // K = num_heads * 512
   float* workspace = nullptr;  // SparseAttentionWorkspaceBytes
+  // SparseAttentionCountersBytes, zero before the first launch; every launch leaves them zero.
+  std::byte* counters = nullptr;
 };
 
 // Enough for any number of tokens.
 int64_t SparseAttentionWorkspaceBytes(int num_heads);
+int64_t SparseAttentionCountersBytes();
 
 void Launch(const CudaSparseAttentionParams& params, device::Stream& stream);
 

@@ -21,6 +21,7 @@ struct Shape {
   int topk;
   std::vector<TestSequence> sequences;
   float compressed_scale = 1;  // of the compressed entries' values
+  int padding = 2;             // tokens
 };
 
 // Entries of a step's own tokens: as the GPU reads them, and their values.
@@ -50,7 +51,8 @@ class SparseAttentionCudaTest : public CudaTest {
     TestBatch batch(static_cast<int>(shape.sequences.size()), longest, 11);
     batch.SetStep(shape.sequences);
     const BatchView view = batch.view();
-    const int tokens = batch.num_tokens(), heads = shape.num_heads, padding = 2;
+    const int tokens = batch.num_tokens(), heads = shape.num_heads;
+    const int padding = shape.padding;
     std::vector<uint8_t> blocks(static_cast<size_t>(batch.num_blocks() * TestPools::kBlockBytes));
     std::vector<uint8_t> pages(static_cast<size_t>(batch.num_pages() * TestPools::kPageBytes));
     const auto compressed = [&](std::byte* pool) {
@@ -81,6 +83,8 @@ class SparseAttentionCudaTest : public CudaTest {
     const int64_t rows = (tokens + padding + 7) / 8 * 8;
     const auto out = Poisoned(rows * heads * 1024);
     const auto workspace = Poisoned(SparseAttentionWorkspaceBytes(heads));
+    const auto counters =
+        Upload(std::vector<uint8_t>(static_cast<size_t>(SparseAttentionCountersBytes())));
     CudaSparseAttentionParams p;
     p.batch = batch.OnDevice(upload, keep, padding);
     p.q = As<const __nv_bfloat16>(gpu_q);
@@ -96,6 +100,7 @@ class SparseAttentionCudaTest : public CudaTest {
     p.topk = shape.topk;
     p.out = {As<__nv_bfloat16>(out), rows / 8};
     p.workspace = As<float>(workspace);
+    p.counters = counters.data();
     Launch(p, *gpu_stream_);
     const auto actual = Download<BFloat16>(out);
 
@@ -368,6 +373,15 @@ TEST_F(SparseAttentionCudaTest, ScoresThatGrowAlongTheKeysMatchTheCpu) {
       Run({heads, 128, 512, {{100000, 1}}, scale});
     }
   }
+}
+
+TEST_F(SparseAttentionCudaTest, TwoPhasesMatchTheCpu) {
+  const auto run = [this](int heads, int computed, float scale) {
+    Run({heads, 128, 512, {{computed, 1}}, scale, 0});
+  };
+  for (const int computed : {560000, 1048574}) run(64, computed, 1);
+  for (const int heads : {4, 32, 128}) run(heads, 530000, 1);
+  for (const float scale : {30.0f, 300.0f}) run(16, 540000, scale);
 }
 
 TEST_F(SparseAttentionCudaTest, LongContextsMatchTheCpu) {

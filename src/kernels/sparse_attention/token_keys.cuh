@@ -9,6 +9,7 @@ namespace fathom::kernels {
 
 inline constexpr int kWindow = 128;
 inline constexpr int kKeyTile = 64;
+inline constexpr int kHeadTile = 64;  // of wgmma
 // Blocks that a step of few tokens is spread over.
 inline constexpr int kTargetBlocks = 132;
 
@@ -22,18 +23,10 @@ class TokenKeys {
  public:
   // Reads the batch only, like all but Entry of ratio 4: may be called before the wait.
   __device__ TokenKeys(const CudaSparseAttentionParams& params, int token)
-      : p_(params), token_(token), seq_(params.batch.token_seq[token]) {
-    const int position = p_.batch.positions[token];
-    const int seq = max(seq_, 0);
-    const int computed = p_.batch.num_computed[seq];
-    first_position_ = max(0, position - kWindow + 1);
-    num_paged_ = max(0, computed - first_position_);
-    num_window_ = position + 1 - first_position_;
-    fresh_row_ = p_.batch.cu_seqlens_q[seq] + first_position_ - computed;
-    size_ = num_window_;
-    if (p_.ratio == 4) size_ += min((position + 1) / 4, p_.topk);
-    if (p_.ratio == 128) size_ += (position + 1) / 128;
-  }
+      : TokenKeys(params, token, params.batch.token_seq[token]) {}
+  // Of a step of one token: its sequence is the first, which need not be looked up.
+  __device__ explicit TokenKeys(const CudaSparseAttentionParams& params)
+      : TokenKeys(params, 0, 0) {}
 
   // The first keys, which do not depend on the selection: that may be of the launch before this.
   __device__ int num_early() const { return p_.ratio == 4 ? num_window_ : size_; }
@@ -82,6 +75,19 @@ class TokenKeys {
   __device__ KeyBytes Bytes(int k, int entry) const { return Bytes(k, entry, Page(k, entry)); }
 
  private:
+  __device__ TokenKeys(const CudaSparseAttentionParams& params, int token, int seq)
+      : p_(params), token_(token), seq_(seq) {
+    const int position = p_.batch.positions[token];
+    seq = max(seq, 0);
+    const int computed = p_.batch.num_computed[seq];
+    first_position_ = max(0, position - kWindow + 1);
+    num_paged_ = max(0, computed - first_position_);
+    num_window_ = position + 1 - first_position_;
+    fresh_row_ = p_.batch.cu_seqlens_q[seq] + first_position_ - computed;
+    size_ = num_window_;
+    if (p_.ratio == 4) size_ += min((position + 1) / 4, p_.topk);
+    if (p_.ratio == 128) size_ += (position + 1) / 128;
+  }
   // Pages hold a power of two of entries.
   __device__ static int PageShift(const PagedEntries& entries) {
     return __ffs(entries.entries_per_page) - 1;
