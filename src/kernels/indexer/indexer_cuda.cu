@@ -90,11 +90,9 @@ int DecodeParts(int num_tokens, int max_entries) {
   const int most = std::clamp(NumMultiprocessors() / num_tokens, 1, kMaxSelectParts);
   return std::min(most, (max_entries - 1) / kEntriesOfPart + 1);
 }
-// Besides the scores: what blocks exchange, or the queries.
+// Besides the scores: the queries.
 int64_t FixedBytes(int num_tokens, int num_heads) {
-  if (IsDecode(num_tokens, num_heads)) {
-    return std::max(num_tokens, NumMultiprocessors()) * int64_t{sizeof(SelectPart)};
-  }
+  if (IsDecode(num_tokens, num_heads)) return 0;
   return int64_t{num_tokens} * HeadRows(num_heads) * (kIndexDim + int64_t{sizeof(float)});
 }
 
@@ -113,7 +111,7 @@ void SelectDecode(const CudaIndexSelectParams& p, float* scores, device::Stream&
       std::clamp((most / kIndexTile + kDecodeGroups - 1) / kDecodeGroups, 1,
                  p.dtype == IndexKeyDType::kFp4 ? kMaxSelectStages : kMaxSelectStages / 2);
   params.counters = reinterpret_cast<SelectCounters*>(p.counters);
-  params.exchange = reinterpret_cast<SelectPart*>(p.workspace);
+  params.exchange = reinterpret_cast<SelectPart*>(params.counters + kMaxIndexDecodeTokens);
   const auto kernel = p.dtype == IndexKeyDType::kFp4 ? SelectDecodeKernel<IndexKeyDType::kFp4>
                                                      : SelectDecodeKernel<IndexKeyDType::kFp8>;
   LaunchKernel(kernel, dim3(parts, num_tokens), kSelectThreads,
@@ -166,7 +164,11 @@ void SelectRounds(const CudaIndexSelectParams& p, IndexScoreParams score, Select
 
 }  // namespace
 
-int64_t IndexCountersBytes() { return kMaxIndexDecodeTokens * int64_t{sizeof(SelectCounters)}; }
+int64_t IndexCountersBytes() {
+  // As many parts as blocks: of one token each, or as run at once.
+  return kMaxIndexDecodeTokens * int64_t{sizeof(SelectCounters)} +
+         std::max(kMaxIndexDecodeTokens, NumMultiprocessors()) * int64_t{sizeof(SelectPart)};
+}
 int64_t IndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries) {
   return FixedBytes(num_tokens, num_heads) + num_tokens * ScoreStride(max_entries) * 4;
 }

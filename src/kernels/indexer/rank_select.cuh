@@ -15,18 +15,19 @@ inline constexpr int kSelectThreads = 512;
 inline constexpr int kSelectCandidates = 512;  // at most, that are passed around
 inline constexpr int kMaxSelectParts = 256;    // blocks of a token
 
-// What the blocks of one token share, in device memory: zero between launches.
+// What the blocks of one token share, in device memory: zero between launches. Nobody waits for
+// flags: merged bins are complete when they count as many entries as there are, and words are
+// there when they are not zero.
 struct SelectCounters {
   int bins[3][kRankBins];  // of rounds r, r + 1, r + 2
-  int arrived, left;
-  int unused[2];
+  int left;
+  int unused[3];
 };
 // What a block tells the others of its token.
 struct SelectPart {
-  int above;  // entries chosen for sure
-  int num_candidates;
-  int unused[2];
+  uint64_t counts;  // entries chosen for sure, and one more, in the high half; candidates
   uint64_t candidates[kSelectCandidates];
+  uint64_t unused;
 };
 
 struct RankSelectShared {
@@ -36,6 +37,8 @@ struct RankSelectShared {
   int before;               // chosen entries of the parts before this one
   int bin, missing, count;  // the bin of the k-th, how many of its `count` are chosen
   int above, num_candidates, num_gathered, num_few;
+  bool last;                           // of the token's blocks to have read what all tell
+  int candidates_of[kMaxSelectParts];  // blocks
   int warp_sums[kSelectThreads / 32];
 };
 
@@ -80,7 +83,7 @@ class RankSelect {
       s_.above = s_.num_candidates = s_.num_gathered = s_.num_few = s_.before = 0;
     }
     const int* merged = MergeBins(0);
-    FindBin<kRankBins>(topk_, merged);
+    FindBin<kRankBins>(topk_, merged, size_);
     RankRange range = RankRange::OfBin(s_.bin);
     int rounds = 1;
     for (; s_.count > s_.missing && s_.count > kSelectCandidates; ++rounds) {
@@ -88,8 +91,14 @@ class RankSelect {
       const int shift = range.ShiftForBins(kRankBins);
       ClearBins<kRankBins>();
       ForEachRank([&](uint64_t rank) { Count(rank, range, shift); });
+      const int missing = s_.missing, count = s_.count;
       merged = MergeBins(rounds);
-      FindBin<kRankBins>(s_.missing, merged);
+      FindBin<kRankBins>(missing, merged, count);
+      if (merged != nullptr) {
+        // Its bins are used again by who has found this block's share of the round after this one.
+        ClearRound(rounds - 1);
+        __threadfence();
+      }
       range = range.Bin(s_.bin, shift);
     }
     // Too many to be listed: all of them are chosen.
@@ -98,6 +107,7 @@ class RankSelect {
     const int before = parts_ > 1 ? Exchange(rounds) : 0;
     const uint64_t candidate = ChosenCandidate(range);
     Emit(before, candidate, selected);
+    if (parts_ > 1) Leave();
   }
 
  private:
@@ -119,18 +129,6 @@ class RankSelect {
     }
   }
 
-  // Waits for all blocks of the token; what they wrote before is visible after it.
-  __device__ void Meet() {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      expected_ += parts_;
-      ReleaseAdd(&counters_->arrived, 1);
-      while (AcquireLoad(&counters_->arrived) < expected_) {
-      }
-    }
-    __syncthreads();
-  }
-
   // Adds up the bins of all blocks. Returns where they are then; null: in shared memory.
   __device__ const int* MergeBins(int round) {
     __syncthreads();
@@ -139,11 +137,9 @@ class RankSelect {
     for (int i = threadIdx.x; i < kRankBins; i += kSelectThreads) {
       if (s_.bins[i] != 0) atomicAdd(bins + i, s_.bins[i]);
     }
-    Meet();
-    if (round > 0) ClearRound(round - 1);
     return bins;
   }
-  // All blocks have read it and meet again before its bins are used again.
+  // Of a round that all blocks have read, as what follows it is complete.
   __device__ void ClearRound(int round) const {
     int* bins = counters_->bins[round % 3];
     for (int i = part_ * kSelectThreads + static_cast<int>(threadIdx.x); i < kRankBins;
@@ -152,12 +148,13 @@ class RankSelect {
     }
   }
 
-  // The bin in which the count from the top reaches `wanted`: of merged bins, where there are any.
+  // The bin in which the count from the top reaches `wanted`: of merged bins, where there are any,
+  // which count `size` entries.
   template <int kBins>
-  __device__ void FindBin(int wanted, const int* merged) {
+  __device__ void FindBin(int wanted, const int* merged, int size) {
     if (merged != nullptr) {
-      FindBinOf<kBins>(wanted,
-                       [=](int i) { return __ldcg(reinterpret_cast<const int4*>(merged + i)); });
+      FindBinOf<kBins>(
+          wanted, [=](int i) { return __ldcg(reinterpret_cast<const int4*>(merged + i)); }, size);
     } else {
       FindBin<kBins>(wanted);
     }
@@ -167,23 +164,27 @@ class RankSelect {
     FindBinOf<kBins>(wanted, [this](int i) { return *reinterpret_cast<const int4*>(s_.bins + i); });
   }
   template <int kBins, typename Load>
-  __device__ void FindBinOf(int wanted, const Load& load) {
+  __device__ void FindBinOf(int wanted, const Load& load, int size = 0) {
     constexpr int kEach = kBins / kSelectThreads;
     const int first = kBins - (static_cast<int>(threadIdx.x) + 1) * kEach;  // downwards
     alignas(16) int counts[kEach];
-    if constexpr (kEach % 4 == 0) {
+    int mine, total, above;
+#pragma unroll 1
+    do {
+      if constexpr (kEach % 4 == 0) {
 #pragma unroll
-      for (int i = 0; i < kEach; i += 4) {
-        *reinterpret_cast<int4*>(counts + i) = load(first + i);
+        for (int i = 0; i < kEach; i += 4) {
+          *reinterpret_cast<int4*>(counts + i) = load(first + i);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) counts[i] = s_.bins[first + i];
       }
-    } else {
+      mine = 0;
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) counts[i] = s_.bins[first + i];
-    }
-    int mine = 0;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) mine += counts[i];
-    int total, above = BlockScan<kWarps>(mine, s_.warp_sums, total);
+      for (int i = 0; i < kEach; ++i) mine += counts[i];
+      above = BlockScan<kWarps>(mine, s_.warp_sums, total);
+    } while (total < size);
     if (above < wanted && above + mine >= wanted) {
 #pragma unroll
       for (int i = kEach - 1; i >= 0; --i) {
@@ -231,33 +232,61 @@ class RankSelect {
   // Gathers the candidates of all blocks, in any order. Returns the thread's share of what the
   // blocks before this one have chosen for sure.
   __device__ int Exchange(int rounds) {
-    constexpr int kLanes = 3;  // of a part; there are seldom more candidates
-    constexpr int kAtOnce = kSelectThreads / kLanes;
-    const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % kPartLanes;
     SelectPart& mine = exchange_[part_];
     const int count = s_.num_candidates;
-    if (thread == 0) mine.above = s_.above, mine.num_candidates = count;
-    for (int i = thread; i < count; i += kSelectThreads) mine.candidates[i] = s_.candidates[i];
-    Meet();
-    if (thread == 0 && atomicAdd(&counters_->left, 1) == parts_ - 1) {
-      counters_->arrived = counters_->left = 0;
+    if (thread == 0) StoreWord(&mine.counts, static_cast<uint64_t>(s_.above + 1) << 32 | count);
+    for (int i = thread; i < count; i += kSelectThreads) {
+      StoreWord(mine.candidates + i, s_.candidates[i]);
     }
-    ClearRound(rounds - 1);
+    __syncthreads();
     int before = 0;
-    for (int p = thread / kLanes; p < parts_ && thread < kAtOnce * kLanes; p += kAtOnce) {
+    for (int p = FirstPart(); p < parts_; p += kPartsAtOnce) {
       const SelectPart& part = exchange_[p];
-      const auto* candidates = reinterpret_cast<const unsigned long long*>(part.candidates);
-      const int2 counts = __ldcg(reinterpret_cast<const int2*>(&part.above));
-      // The first ones are on their way before it is known whether there are any.
-      unsigned long long candidate = __ldcg(candidates + lane);
-      if (lane == 0 && p < part_) before += counts.x;
-      for (int i = lane; i < counts.y; i += kLanes) {
-        if (i >= kLanes) candidate = __ldcg(candidates + i);
+      uint64_t counts, candidate;  // the first one is asked for before it is known whether it is
+      int num_candidates;
+      do {
+        counts = LoadWord(&part.counts), candidate = LoadWord(part.candidates + lane);
+        num_candidates = static_cast<int>(counts & 0xffffffffu);
+      } while (counts == 0 || (lane < num_candidates && candidate == 0));
+      if (lane == 0) s_.candidates_of[p] = num_candidates;
+      if (lane == 0 && p < part_) before += static_cast<int>(counts >> 32) - 1;
+      for (int i = lane; i < num_candidates; i += kPartLanes) {
+        while (candidate == 0) candidate = LoadWord(part.candidates + i);
         s_.candidates[atomicAdd(&s_.num_gathered, 1)] = candidate;
+        candidate = 0;
       }
     }
     __syncthreads();
+    ClearRound(rounds - 1);
+    if (thread == 0) left_ = atomicAdd(&counters_->left, 1);
     return before;
+  }
+  // The last block to have read what all told clears it.
+  __device__ void Leave() {
+    if (threadIdx.x == 0) s_.last = left_ == parts_ - 1;
+    __syncthreads();
+    if (!s_.last) return;
+    if (threadIdx.x == 0) counters_->left = 0;
+    for (int p = FirstPart(); p < parts_; p += kPartsAtOnce) {
+      const int lane = threadIdx.x % kPartLanes;
+      if (lane == 0) exchange_[p].counts = 0;
+      for (int i = lane; i < s_.candidates_of[p]; i += kPartLanes) exchange_[p].candidates[i] = 0;
+    }
+  }
+  // Parts are read by so many lanes each; there are seldom more candidates.
+  static constexpr int kPartLanes = 3, kPartsAtOnce = kSelectThreads / kPartLanes;
+  __device__ int FirstPart() const {
+    const int p = static_cast<int>(threadIdx.x) / kPartLanes;
+    return p < kPartsAtOnce ? p : parts_;
+  }
+  __device__ static void StoreWord(uint64_t* word, uint64_t value) {
+    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+  }
+  __device__ static uint64_t LoadWord(const uint64_t* word) {
+    uint64_t value;
+    asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
   }
 
   // The thread's candidate if it is one of the listed ones in the range of which `missing` are
@@ -336,8 +365,8 @@ class RankSelect {
   int part_, parts_;
   SelectCounters* counters_;
   SelectPart* exchange_;
-  int expected_ = 0;    // arrivals at the next meeting
   int num_listed_ = 0;  // candidates of all blocks
+  int left_ = 0;        // blocks, before this one
 };
 
 }  // namespace fathom::kernels
