@@ -2,7 +2,7 @@
 // (weight_tiles.h; FP4 ones are the experts', grouped_gemm/) and activations in tiles (tiles.cuh).
 // Several products that read the same or different activations go in one launch. Sums are FP32:
 // within a block of 128 columns the tensor core's own for FP8, across blocks FP32; the result is
-// rounded once. With few tokens a cluster of blocks shares the columns and adds its parts in rank
+// rounded once. With few tokens a cluster of blocks shares the columns and adds its parts in one
 // order, so results repeat bit for bit. Up to 32 tokens: gemm_stream_cuda.h; from 512 on, and for
 // prefill whatever the number: gemm_large.h, where a token's bits depend on neither the number of
 // tokens nor its place among them.

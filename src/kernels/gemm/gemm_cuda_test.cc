@@ -160,8 +160,10 @@ class GemmCudaTest : public CudaTest {
     return bits;
   }
 
-  void ExpectSameOnAnyNumberOfRanks(const Case& c, bool few_rows = false) {
-    for (const int64_t tokens : {1, 9, 32, 33, 64, 65, 128, 129, 300, 511, 512}) {
+  void ExpectSameOnAnyNumberOfRanks(const Case& c, bool few_rows = false,
+                                    const std::vector<int64_t>& token_counts = {
+                                        1, 9, 32, 33, 64, 65, 128, 129, 300, 511, 512}) {
+    for (const int64_t tokens : token_counts) {
       const Problem p = Make(c, tokens, 5);
       const std::vector<uint8_t> whole = RowBits(c, p, tokens, 1, few_rows);
       for (const int parts : {2, 4}) {
@@ -230,6 +232,7 @@ TEST_F(GemmCudaTest, Fp8TimesFp8) {
   }
   Check({{TileKind::kFp8, 512, 4096}}, 3);
   Check({{TileKind::kFp8, 256, 1152}}, 5);  // columns that do not split evenly
+  for (const int64_t tokens : {1, 8}) Check({{TileKind::kFp8, 192, 8192}}, tokens);  // slim blocks
 }
 
 TEST_F(GemmCudaTest, Bf16TimesBf16) {
@@ -279,6 +282,11 @@ TEST_F(GemmCudaTest, ARanksRowsHaveTheBitsOfTheWholeMatrix) {
                                /*few_rows=*/true);
   ExpectSameOnAnyNumberOfRanks({TileKind::kBf16, 256, 4096, 1, GemmOutput::kF32});
   ExpectSameOnAnyNumberOfRanks({TileKind::kFp8AsBf16, 512, 2048, 4, GemmOutput::kFp8Tiles});
+}
+
+// Two, four and eight blocks share the columns, with four, two parts and one each.
+TEST_F(GemmCudaTest, BlocksWithSeveralPartsOfTheColumnsGiveTheBitsOfBlocksWithOne) {
+  ExpectSameOnAnyNumberOfRanks({TileKind::kFp8, 2560, 8192}, false, {1, 8});
 }
 
 // Tiles of 256 tokens by 128 rows, and what is left of them.

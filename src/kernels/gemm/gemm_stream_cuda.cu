@@ -12,6 +12,7 @@ namespace {
 constexpr int kMultiprocessors = 132;
 // Of a multiprocessor's 228 KB of shared memory, 1 KB of them taken by each block.
 constexpr size_t kMoreThanHalf = (113 << 10) + 128;
+constexpr int64_t kWeightTileBytes = TileMatrixBytes(TileKind::kFp8);  // as of the other kinds here
 
 // How the work is dealt out. Problem after problem, 128 rows after 128 rows, tile of tokens after
 // tile of tokens are items, of two halves each: 64 rows. A cluster has the halves begin[cluster] to
@@ -22,14 +23,19 @@ struct Deal {
   int num_clusters;
   int split, split_log2;  // blocks of a cluster
   uint16_t begin[kMultiprocessors + 1];
+  // Of each problem, so that a block can begin without divisions.
+  struct Shape {
+    int col_blocks, blocks_each, part_blocks;  // of a row, a block and a part
+    int group_tiles;                           // row tiles of a group
+  } shapes[kMaxGemmProblems];
 };
 
-__host__ __device__ int BlocksEach(const GemmProblem& p, int split) {
+int BlocksEach(const GemmProblem& p, int split) {
   return (static_cast<int>(p.w.col_blocks()) + split - 1) / split;
 }
 
-// A cluster's items (weight_stream.cuh).
-template <int kN>
+// A cluster's items (weight_stream.cuh) of one or two halves.
+template <int kN, int kHalves>
 struct GemmItems {
   const CudaGemmParams& params;
   const Deal& deal;
@@ -37,40 +43,50 @@ struct GemmItems {
 
   // Whole items first: a half leaves half of a stage empty.
   __device__ int whole() const {
-    return deal.begin[cluster + 1] / 2 - (deal.begin[cluster] + 1) / 2;
+    return kHalves == 1 ? 0 : deal.begin[cluster + 1] / 2 - (deal.begin[cluster] + 1) / 2;
   }
   __device__ int count() const {
     const int begin = deal.begin[cluster], end = deal.begin[cluster + 1];
-    return begin == end ? 0 : whole() + begin % 2 + end % 2;
+    return kHalves == 1 || begin == end ? end - begin : whole() + begin % 2 + end % 2;
+  }
+  // The half with which the i-th item begins.
+  __device__ int FirstHalf(int i) const {
+    const int begin = deal.begin[cluster], end = deal.begin[cluster + 1];
+    if (kHalves == 1) return begin + i;
+    if (i < whole()) return begin + begin % 2 + 2 * i;
+    return i == whole() && begin % 2 != 0 ? begin : end - 1;
   }
 
   __device__ StreamItem operator()(int i) const {
-    const int begin = deal.begin[cluster], end = deal.begin[cluster + 1];
-    const bool is_whole = i < whole(), is_second = !is_whole && i == whole() && begin % 2 != 0;
-    const int item = is_whole ? (begin + 1) / 2 + i : is_second ? begin / 2 : end / 2;
+    const bool is_whole = i < whole();
+    const int half = FirstHalf(i), item = half / 2;
     int index = 0;
     while (item >= deal.first_item[index + 1]) ++index;
     const GemmProblem& p = params.problems[index];
-    const int pair = (item - deal.first_item[index]) / deal.token_tiles;
-    const int token = (item - deal.first_item[index]) % deal.token_tiles * kN;
-    const int tile = 2 * pair + (is_second ? 1 : 0);
+    const Deal::Shape& shape = deal.shapes[index];
+    int pair = item - deal.first_item[index], token = 0;
+    if (deal.token_tiles > 1) {
+      token = pair % deal.token_tiles * kN;
+      pair /= deal.token_tiles;
+    }
+    const int tile = 2 * pair + half % 2;
     const TileKind kind = p.w.kind;
-    const auto col_blocks = static_cast<int>(p.w.col_blocks());
-    const int each = BlocksEach(p, deal.split), first = rank * each;
+    const int col_blocks = shape.col_blocks, first = rank * shape.blocks_each;
     const bool fp8_x = kind == TileKind::kFp8, wide = kind == TileKind::kFp8AsBf16;
     const int64_t row_groups = fp8_x ? p.x_fp8.row_groups : p.x_bf16.row_groups;
-    const int group = p.groups == 1 ? 0 : tile * 64 / (static_cast<int>(p.w.rows) / p.groups);
+    const int group = p.groups == 1 ? 0 : tile / shape.group_tiles;
     const int64_t x_block = int64_t{group * col_blocks + first} * (wide ? 2 : 1);
-    const int64_t row_tile_bytes = col_blocks * TileMatrixBytes(kind);
+    const int64_t row_tile_bytes = col_blocks * kWeightTileBytes;
     const std::byte* x = fp8_x ? reinterpret_cast<const std::byte*>(p.x_fp8.codes)
                                : reinterpret_cast<const std::byte*>(p.x_bf16.values);
     return {.info = {.kind = kind,
-                     .num_blocks = min(each, col_blocks - first),
+                     .num_blocks = min(shape.blocks_each, col_blocks - first),
+                     .part_blocks = shape.part_blocks,
                      .num_tokens = min(kN, static_cast<int>(params.num_tokens) - token),
                      .place = {index, tile, 0},
                      .row_tiles = is_whole ? min(2, static_cast<int>(p.w.row_tiles()) - tile) : 1,
                      .first_token = token},
-            .weights = p.w.tiles + tile * row_tile_bytes + first * TileMatrixBytes(kind),
+            .weights = p.w.tiles + tile * row_tile_bytes + first * kWeightTileBytes,
             .row_tile_bytes = row_tile_bytes,
             .scales = p.w.scales == nullptr ? nullptr : p.w.scales + pair * col_blocks + first,
             .scales_stride = 0,
@@ -85,9 +101,12 @@ struct GemmItems {
 template <typename Stream>
 __device__ void WriteRows(const GemmProblem& p, const StreamInfo& info, const Stream& stream,
                           const float (*inbox)[Stream::kRows]) {
-  const int row = static_cast<int>(threadIdx.x % 64) * 2, in_matrix = info.place[1] * 64 + row;
+  constexpr int kThreadsEach = 32 * Stream::kRowTiles;  // of a token
+  const int row = static_cast<int>(threadIdx.x % kThreadsEach) * 2;
+  const int in_matrix = info.place[1] * 64 + row;
   if (row >= info.row_tiles * 64 || in_matrix >= p.w.rows) return;
-  for (int k = static_cast<int>(threadIdx.x / 64);; k += Stream::kConsumers / 64) {
+  const auto first = static_cast<int>(threadIdx.x / kThreadsEach);
+  for (int k = first;; k += Stream::kConsumers / kThreadsEach) {
     const int token = k * stream.split() + stream.rank();
     if (token >= info.num_tokens) return;
     const float2 sum = stream.Sum2(inbox, k, row);
@@ -145,28 +164,42 @@ struct Writer {
 template <int kN, bool kWide>
 using StreamOf = std::conditional_t<kWide,
                                     WeightStream<kN, StreamFormat::kWide, kN <= 32 ? 2 : 1,
-                                                 kN <= 32 ? 2 : 1, kN == 32 || kN == 128 ? 3 : 4>,
+                                                 kN <= 32 ? 2 : 1, kN == 16 || kN == 64 ? 4 : 3>,
                                     WeightStream<kN, StreamFormat::kPlain, kN == 8 ? 2 : 1, 1,
                                                  kN == 8    ? 3
                                                  : kN == 16 ? 5
                                                  : kN == 64 ? 6
                                                             : 4>>;
+// Where blocks that widen leave most multiprocessors free, on a rank, a longer ring is worth more
+// than room beside them.
+using WideStreamOfFew = WeightStream<8, StreamFormat::kWide, 2, 2, 4>;
+// A product of long columns and up to 8 tokens, as the output product behind the grouped one: its
+// blocks have one warpgroup and 95 KB, with which they fit beside blocks that widen, and fill their
+// rings while these end.
+using SlimStream = WeightStream<8, StreamFormat::kPlain, 2, 1, 5, 1>;
 
 // What the registers are dealt out for. With up to 8 tokens widening leaves some of a
-// multiprocessor's: the blocks that add up attention's parts run beside it.
-template <int kN, bool kWide>
-constexpr int kMostThreads = kWide && kN == 8 ? 736 : StreamOf<kN, kWide>::kThreads;
+// multiprocessor's: for the blocks that add up attention's parts, and for slim ones.
+template <typename Stream>
+constexpr bool kIsSlim = Stream::kRowTiles == 1;
+template <typename Stream>
+constexpr int kMostThreads = kIsSlim<Stream>                         ? 288
+                             : Stream::kWide && Stream::kTokens == 8 ? 736
+                                                                     : Stream::kThreads;
+template <typename Stream>
+constexpr int kMostBlocks = kIsSlim<Stream>                         ? 4
+                            : Stream::kWide || Stream::kTokens > 32 ? 1
+                                                                    : 2;
 
-template <int kN, bool kWide>
-__global__ void __launch_bounds__(kMostThreads<kN, kWide>, kWide || kN > 32 ? 1 : 2)
+template <typename Stream>
+__global__ void __launch_bounds__(kMostThreads<Stream>, kMostBlocks<Stream>)
     GemmStreamKernel(const __grid_constant__ CudaGemmParams params,
                      const __grid_constant__ Deal deal) {
-  using Stream = StreamOf<kN, kWide>;
   extern __shared__ __align__(1024) std::byte shared[];
   const int rank = static_cast<int>(blockIdx.x) & (deal.split - 1);
   Stream stream(*reinterpret_cast<typename Stream::Shared*>(shared), rank, deal.split_log2);
-  stream.Init();
-  const GemmItems<kN> items{params, deal, static_cast<int>(blockIdx.x) >> deal.split_log2, rank};
+  const GemmItems<Stream::kTokens, Stream::kRowTiles> items{
+      params, deal, static_cast<int>(blockIdx.x) >> deal.split_log2, rank};
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp < Stream::kWarps) {
     stream.Consume(items.count(), Writer<Stream>{params, stream});
@@ -175,6 +208,23 @@ __global__ void __launch_bounds__(kMostThreads<kN, kWide>, kWide || kN > 32 ? 1 
   } else {
     stream.FetchActivations(items);
   }
+}
+
+// Slim products have so many parts of their columns, of whole stages, which any power of two of
+// blocks may share.
+constexpr int kSlimParts = 8;
+
+bool IsSlim(const CudaGemmParams& params) {
+  const TiledMatrix& w = params.problems[0].w;
+  return params.num_problems == 1 && params.num_tokens <= 8 && w.kind == TileKind::kFp8 &&
+         w.cols >= 8192 && w.cols % (kSlimParts * 2 * TileMatrixCols(w.kind)) == 0;
+}
+
+// As many blocks a row tile as leave a multiprocessor to each.
+int SlimSplit(const CudaGemmParams& params) {
+  int split = kSlimParts;
+  while (split > 1 && params.problems[0].w.row_tiles() * split > kMultiprocessors) split /= 2;
+  return split;
 }
 
 // Blocks that share the columns. The order of the sums depends on nothing but the columns and the
@@ -236,7 +286,9 @@ bool Fill(const std::vector<Piece>& pieces, int most, int max_clusters, Deal& de
 }
 
 // The least that the cluster with most can have. Halves only where they make that less.
-Deal MakeDeal(const CudaGemmParams& params, int tokens_each, int split, int max_clusters) {
+// Slim products have only halves.
+Deal MakeDeal(const CudaGemmParams& params, int tokens_each, int split, int max_clusters,
+              bool slim) {
   Deal deal{};
   deal.token_tiles = static_cast<int>((params.num_tokens + tokens_each - 1) / tokens_each);
   deal.split = split;
@@ -245,28 +297,31 @@ Deal MakeDeal(const CudaGemmParams& params, int tokens_each, int split, int max_
     const int64_t tiles = i < params.num_problems ? params.problems[i].w.row_tiles() : 0;
     deal.first_item[i + 1] =
         deal.first_item[i] + static_cast<int>((tiles + 1) / 2) * deal.token_tiles;
+    if (i >= params.num_problems) continue;
+    const GemmProblem& p = params.problems[i];
+    deal.shapes[i] = {.col_blocks = static_cast<int>(p.w.col_blocks()),
+                      .blocks_each = BlocksEach(p, split),
+                      .part_blocks = BlocksEach(p, kSlimParts),
+                      .group_tiles = static_cast<int>(p.w.rows / kTileMatrixRows / p.groups)};
   }
   const std::vector<Piece> wholes = MakePieces(params, deal, false);
   const std::vector<Piece> halves = MakePieces(params, deal, true);
   int64_t total = 0;
   for (const Piece& piece : wholes) total += piece.cost;
   for (int most = static_cast<int>(total / max_clusters);; ++most) {
-    if (Fill(wholes, most, max_clusters, deal) || Fill(halves, most, max_clusters, deal)) {
-      return deal;
+    if (!slim && Fill(wholes, most, max_clusters, deal)) return deal;
+    if (!Fill(halves, most, max_clusters, deal)) continue;
+    // Here an odd row tile's item has no second half.
+    if (slim) {
+      deal.begin[deal.num_clusters] = static_cast<uint16_t>(params.problems[0].w.row_tiles());
     }
+    return deal;
   }
 }
 
-template <int kN, bool kWide>
-void Run(const CudaGemmParams& params, device::Stream& stream) {
-  using Stream = StreamOf<kN, kWide>;
-  // Long columns first.
-  CudaGemmParams sorted = params;
-  std::stable_sort(sorted.problems, sorted.problems + sorted.num_problems,
-                   [](const GemmProblem& a, const GemmProblem& b) {
-                     return a.w.col_blocks() > b.w.col_blocks();
-                   });
-  constexpr auto kKernel = GemmStreamKernel<kN, kWide>;
+template <typename Stream>
+void Run(const CudaGemmParams& params, int split, device::Stream& stream) {
+  constexpr auto kKernel = GemmStreamKernel<Stream>;
   // At most a block for every multiprocessor: a cluster stays within a group of multiprocessors,
   // and these differ from GPU to GPU.
   const auto max_clusters = [](int split) {
@@ -275,33 +330,50 @@ void Run(const CudaGemmParams& params, device::Stream& stream) {
     return std::clamp(most, 1, kMultiprocessors / split);
   };
   static const int kMost[] = {max_clusters(1), max_clusters(2), max_clusters(4), max_clusters(8)};
-  const int split = ColumnSplit<kN, kWide>(sorted);
   // Blocks that are no cluster start wherever there is room, while the launch before still runs:
   // two of them on a multiprocessor would leave another without. So they ask for what only fits
   // beside a block of another launch.
   const size_t bytes = sizeof(typename Stream::Shared);
   const size_t shared_bytes = split == 1 ? std::max(bytes, kMoreThanHalf) : bytes;
-  const Deal deal = MakeDeal(sorted, kN, split, kMost[std::countr_zero(unsigned(split))]);
-  LaunchClusters(GemmStreamKernel<kN, kWide>, static_cast<unsigned>(deal.num_clusters * deal.split),
-                 static_cast<unsigned>(deal.split), Stream::kThreads, shared_bytes, stream, sorted,
+  const Deal deal = MakeDeal(params, Stream::kTokens, split,
+                             kMost[std::countr_zero(unsigned(split))], kIsSlim<Stream>);
+  LaunchClusters(kKernel, static_cast<unsigned>(deal.num_clusters * deal.split),
+                 static_cast<unsigned>(deal.split), Stream::kThreads, shared_bytes, stream, params,
                  deal);
+}
+
+template <int kN, bool kWide>
+void RunSorted(const CudaGemmParams& params, device::Stream& stream) {
+  // Long columns first.
+  CudaGemmParams sorted = params;
+  std::stable_sort(sorted.problems, sorted.problems + sorted.num_problems,
+                   [](const GemmProblem& a, const GemmProblem& b) {
+                     return a.w.col_blocks() > b.w.col_blocks();
+                   });
+  const int split = ColumnSplit<kN, kWide>(sorted);
+  if constexpr (kWide && kN == 8) {
+    const bool few = sorted.problems[0].w.row_tiles() / 2 * split <= kMultiprocessors / 2;
+    if (few) return Run<WideStreamOfFew>(sorted, split, stream);
+  }
+  Run<StreamOf<kN, kWide>>(sorted, split, stream);
 }
 
 }  // namespace
 
 void LaunchGemmStream(const CudaGemmParams& params, device::Stream& stream) {
+  if (IsSlim(params)) return Run<SlimStream>(params, SlimSplit(params), stream);
   const bool wide = params.problems[0].w.kind == TileKind::kFp8AsBf16;
   switch (std::min<int64_t>(128, PaddedTokens(params.num_tokens))) {
     case 8:
-      return wide ? Run<8, true>(params, stream) : Run<8, false>(params, stream);
+      return wide ? RunSorted<8, true>(params, stream) : RunSorted<8, false>(params, stream);
     case 16:
-      return wide ? Run<16, true>(params, stream) : Run<16, false>(params, stream);
+      return wide ? RunSorted<16, true>(params, stream) : RunSorted<16, false>(params, stream);
     case 32:
-      return wide ? Run<32, true>(params, stream) : Run<32, false>(params, stream);
+      return wide ? RunSorted<32, true>(params, stream) : RunSorted<32, false>(params, stream);
     case 64:
-      return wide ? Run<64, true>(params, stream) : Run<64, false>(params, stream);
+      return wide ? RunSorted<64, true>(params, stream) : RunSorted<64, false>(params, stream);
     default:
-      wide ? Run<128, true>(params, stream) : Run<128, false>(params, stream);
+      wide ? RunSorted<128, true>(params, stream) : RunSorted<128, false>(params, stream);
   }
 }
 

@@ -20,8 +20,8 @@ __device__ __forceinline__ void ReadyRegisters(float (&values)[kCount]) {
   for (float& value : values) asm volatile("" : "+f"(value)::"memory");
 }
 
-// FP8 codes on both sides. weight_scales: of each block, two apart; x_scales [kBlocks][kN].
-template <int kN, int kBlocks>
+// FP8 codes on both sides. weight_scales: of each block, kApart apart; x_scales [kBlocks][kN].
+template <int kN, int kBlocks, int kApart = 2>
 __device__ __forceinline__ void MultiplyFp8(const std::byte* weights, const std::byte* x,
                                             const float* weight_scales, const float* x_scales,
                                             float (&d)[kN / 2]) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ void MultiplyFp8(const std::byte* weights, const std:
   const float* scales = x_scales + ThreadOfGroup() % 4 * 2;
   const auto scale = [&](int i, int j) {
     const float2 v = *reinterpret_cast<const float2*>(scales + i * kN + j * 8);
-    return float2{weight_scales[2 * i] * v.x, weight_scales[2 * i] * v.y};
+    return float2{weight_scales[kApart * i] * v.x, weight_scales[kApart * i] * v.y};
   };
   constexpr bool kLoadAhead = kBlocks * kN < 128;  // while there are registers
   float2 s[kBlocks][kN / 8];

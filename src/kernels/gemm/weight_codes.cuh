@@ -7,17 +7,18 @@
 
 namespace fathom::kernels {
 
-// Two FP8 codes of `word` times a scale, as BF16: bytes kHalf and kHalf + 2, so that one shift
-// brings both to their places. WideScale(scale) is what it takes: a code's bits stand for
+// Two of the four FP8 codes of a kFp8AsBf16 tile's word times a scale, as BF16. Each half of the
+// word holds one of the first two where BF16 wants its bits, sign 15 and the others 10 to 4, and
+// around it one of the second two: its highest three bits below the sign in 14 to 12, the sign in
+// 11, the others in 3 to 0. WideScale(scale) is what it takes: a code's bits stand for
 // value * 2^-120 as BF16 bits.
 __device__ inline __nv_bfloat162 WideScale(float scale) {
   return __float2bfloat162_rn(scale * 0x1p60f * 0x1p60f);
 }
-template <int kHalf>
+template <int kSecond>
 __device__ inline uint32_t WidenFp8(uint32_t word, __nv_bfloat162 scale) {
-  const uint32_t magnitudes = kHalf == 0 ? word << 4 : word >> 4;
-  const uint32_t signs = kHalf == 0 ? word << 8 : word;
-  const uint32_t bits = (magnitudes & 0x07f007f0u) | (signs & 0x80008000u);
+  const uint32_t bits =
+      kSecond == 0 ? word & 0x87f087f0u : (word << 4 & 0x80f080f0u) | (word >> 4 & 0x07000700u);
   const __nv_bfloat162 value = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&bits), scale);
   return *reinterpret_cast<const uint32_t*>(&value);
 }

@@ -1,15 +1,17 @@
 // Weight products of few tokens on sm_90a, where reading the weights is all the work: one block
 // runs on a multiprocessor and streams the weights of its items, one after another, through one
 // ring in shared memory, never stopping between items: one warp fetches weights as far ahead as the
-// ring allows, two stages at a time on their way, another one activations when they are there, the
+// ring allows, some stages at a time on their way, another one activations when they are there, the
 // others multiply. With one pair of warpgroups a block takes about half of the shared memory and of
 // the registers, so that the next product of the stream can fill its own ring before it has to
-// wait.
+// wait; with one warpgroup it finds room beside a block that widens.
 //
-// An item is one or two row tiles of weights, 64 rows for each of the two warpgroups, times up to
-// kN tokens. A cluster of `split` blocks works on the same items: block r on the r-th part of the
-// columns. Every block sends its sums of token t to block t % split, which adds them in order of
-// rank: results repeat bit for bit. Of more than 64 tokens they go 64 at a time.
+// An item is one or two row tiles of weights, 64 rows for each warpgroup of a pair, times up to kN
+// tokens. A cluster of `split` blocks works on the same items: block r on the r-th range of the
+// columns. Where items have one row tile, a range is one or more parts, whose sums begin anew.
+// Every block sends its sums of token t to block t % split, which adds them: neighbours first, then
+// the sums of these, and so on, as parts are added. So results have the same bits each time, and
+// with any number of blocks. Of more than 64 tokens sums go 64 at a time.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +28,8 @@ namespace fathom::kernels {
 // What the warpgroups and the end of an item need to know of it.
 struct StreamInfo {
   TileKind kind;
-  int num_blocks;  // column blocks, at least 1
+  int num_blocks;   // column blocks, at least 1
+  int part_blocks;  // of a part; only where items have one row tile
   int num_tokens;
   int place[3];  // the launch's own
   int row_tiles = 2;
@@ -50,32 +53,36 @@ enum class StreamFormat { kPlain, kWide };  // FP8 and BF16; FP8 as BF16
 
 // kFullBlocks: column blocks of a full stage of FP8 or BF16. kPairs: of warpgroups; two share the
 // column blocks of every stage, for weights that take more instructions than one pair can issue.
-template <int kN, StreamFormat kFormat, int kFullBlocks, int kPairs, int kStages>
+// kTiles: row tiles of an item, at most, and warpgroups of a pair.
+template <int kN, StreamFormat kFormat, int kFullBlocks, int kPairs, int kStages, int kTiles = 2>
 class WeightStream {
  public:
+  static constexpr int kTokens = kN;
+  static constexpr int kRowTiles = kTiles;
   static constexpr bool kWide = kFormat == StreamFormat::kWide;
   static constexpr int kXTiles = kWide ? 2 * kFullBlocks : kFullBlocks;  // of a full stage
-  static constexpr int kRows = kN < 64 ? 128 : 132;  // 128, and what spreads the banks
-  static constexpr int kConsumers = 256 * kPairs;
+  static constexpr int kRows = 64 * kTiles + (kN < 64 ? 0 : 4);  // and what spreads the banks
+  static constexpr int kConsumers = 128 * kTiles * kPairs;
   static constexpr int kWarps = kConsumers / 32;
   static constexpr int kThreads = kConsumers + 64;
   static_assert(kPairs == 1 || (kPairs == 2 && kFullBlocks == 2));
+  static_assert(kTiles == 2 || (kTiles == 1 && kPairs == 1));
   static constexpr int kXTileBytes = kN * 128;
   static constexpr int kWeightTileBytes = 8192;  // of weights, in a column block
-  static constexpr int kWeightBytes = 2 * kFullBlocks * kWeightTileBytes;
+  static constexpr int kWeightBytes = kTiles * kFullBlocks * kWeightTileBytes;
   static constexpr int kXBytes = kXTiles * kXTileBytes;
   static constexpr int kSent = std::min(kN, 64);  // tokens at a time
   static constexpr int kInfos = kStages + 2;  // the most items of a block at a time, and one more
-  static constexpr int kScales = 2 * kFullBlocks;  // of the weights of a stage
-  // Stages of weights on their way: 64 KB keep the memory busy, and what others read meanwhile (the
-  // activations, the operator before) does not queue behind a whole ring.
-  static constexpr int kOnTheirWay = 2;
+  static constexpr int kScales = kTiles * kFullBlocks;  // of the weights of a stage
+  // Stages of weights on their way: 48 to 64 KB keep the memory busy, and what others read
+  // meanwhile (the activations, the operator before) does not queue behind a whole ring.
+  static constexpr int kOnTheirWay = kTiles == 1 ? 3 : 2;
 
   struct Shared {
     alignas(1024) std::byte x[kStages][kXBytes];
     alignas(1024) std::byte weights[kStages][kWeightBytes];
     alignas(16) float x_scales[kStages][kFullBlocks * kN];
-    float weight_scales[kStages][kFullBlocks][2];  // of each row tile
+    float weight_scales[kStages][kFullBlocks][kTiles];
     StreamInfo infos[kInfos];
     // Sums that blocks sent, twice in turn: [rank, pair][tokens of this block][row].
     alignas(16) float inbox[2][kPairs * kSent][kRows];
@@ -92,21 +99,6 @@ class WeightStream {
         tokens_each_(kSent >> split_log2_),
         first_block_(ClusterRank() - static_cast<uint32_t>(rank)) {}
 
-  // All threads, once, before anything else.
-  __device__ void Init() {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < kStages; ++i) {
-        BarrierInit(&s_.landed[i], 1);
-        BarrierInit(&s_.full[i], kScales);
-        BarrierInit(&s_.empty[i], kWarps);
-      }
-      for (auto& barrier : s_.inbox_full) BarrierInit(&barrier, kWarps * split_);
-      BarrierInitFence();
-    }
-    __syncthreads();
-    if (split_ > 1) ClusterArrive();
-  }
-
   // Warp kWarps: weights, which depend on nothing, as far ahead as the ring has room. items(i) is
   // this block's i-th item of items.count(). `once`: no other block reads these weights in this
   // step, so they leave the L2 cache before all else.
@@ -114,6 +106,12 @@ class WeightStream {
   __device__ void FetchWeights(const Items& items, bool once) {
     const uint64_t policy = EvictFirst();
     Place stage, oldest;
+    bool met = false;  // the first stages are asked for before the block has met
+    if (lane() == 0) {
+      for (auto& barrier : s_.landed) BarrierInit(&barrier, 1);
+      BarrierInitFence();
+    }
+    __syncwarp();
     int on_their_way = 0;
     const int count = items.count();
     for (int i = 0; i < count; ++i) {
@@ -124,6 +122,8 @@ class WeightStream {
             static_cast<uint32_t>(min(kFullBlocks, p.info.num_blocks - block) * kWeightTileBytes);
         AwaitEmpty(stage);
         if (on_their_way == kOnTheirWay) {
+          if (!met) Meet();
+          met = true;
           BarrierWait(&s_.landed[oldest.index], oldest.parity);
           oldest.Next();
         } else {
@@ -148,6 +148,7 @@ class WeightStream {
         stage.Next();
       }
     }
+    if (!met) Meet();
     if (split_ > 1) ClusterWait();
   }
 
@@ -164,6 +165,7 @@ class WeightStream {
     Role role = MakeRole(p);
     LoadScales(p, 0);
     const int ready = min(kStages * kFullBlocks, p.info.num_blocks);  // blocks
+    Meet();
     if (count > 0) TakeScales(p, 0, next);
     for (int block = 0, i = 0; block < ready; block += kFullBlocks, ++i) Announce(p, block, i);
     if (split_ > 1) ClusterWait();
@@ -191,6 +193,13 @@ class WeightStream {
   // to kSent tokens at a time, writer.Finish(info, inbox), which takes its sums with Sum2 and Sum4.
   template <typename Writer>
   __device__ void Consume(int count, Writer writer) {
+    if (threadIdx.x == 0) {
+      for (auto& barrier : s_.full) BarrierInit(&barrier, kScales);
+      for (auto& barrier : s_.empty) BarrierInit(&barrier, kWarps);
+      for (auto& barrier : s_.inbox_full) BarrierInit(&barrier, kWarps * split_);
+      BarrierInitFence();
+    }
+    Meet();
     if (split_ > 1) ClusterWait();  // every block has started
     for (int i = 0; i < count; ++i) {
       BarrierWait(&s_.landed[stage_], parity_);
@@ -201,7 +210,9 @@ class WeightStream {
       writer.Begin(info);
       Expect(info, 0);
       float d[kN / 2] = {};
-      if constexpr (kWide) {
+      if constexpr (kTiles == 1) {
+        MultiplyParts(info, d);
+      } else if constexpr (kWide) {
         Multiply<TileKind::kFp8AsBf16, kFullBlocks>(info.num_blocks, d);
       } else if (info.kind == TileKind::kFp8) {
         Multiply<TileKind::kFp8, kFullBlocks>(info.num_blocks, d);
@@ -214,26 +225,15 @@ class WeightStream {
 
   // Of this block's k-th token and a row, summed over the cluster; of two and of four rows.
   __device__ float2 Sum2(const float (*inbox)[kRows], int k, int row) const {
-    const int count = split_ * kPairs;
-    float2 sum = *reinterpret_cast<const float2*>(&inbox[k][row]);
-    if constexpr (kN > 16) {
-      for (int r = 1; r < count; ++r) {
-        const float2 v = *reinterpret_cast<const float2*>(&inbox[r * tokens_each_ + k][row]);
-        sum = {sum.x + v.x, sum.y + v.y};
-      }
-      return sum;
-    }
-    constexpr int kMost = 8;
-    float2 parts[kMost];  // on their way at once
-#pragma unroll
-    for (int r = 1; r < kMost; ++r) {
-      if (r >= count) continue;
-      parts[r] = *reinterpret_cast<const float2*>(&inbox[r * tokens_each_ + k][row]);
-    }
-#pragma unroll
-    for (int r = 1; r < kMost; ++r) {
-      if (r < count) sum = {sum.x + parts[r].x, sum.y + parts[r].y};
-    }
+    const int count = split_ * kPairs;  // 1, 2, 4 or 8
+    const auto add = [](float2 a, float2 b) { return float2{a.x + b.x, a.y + b.y}; };
+    const auto sent = [&](int r) {
+      return *reinterpret_cast<const float2*>(&inbox[r * tokens_each_ + k][row]);
+    };
+    const auto two = [&](int r) { return add(sent(r), sent(r + 1)); };
+    float2 sum = count == 1 ? sent(0) : two(0);
+    if (count > 2) sum = add(sum, two(2));
+    if (count > 4) sum = add(sum, add(two(4), two(6)));
     return sum;
   }
   __device__ float4 Sum4(const float (*inbox)[kRows], int k, int row) const {
@@ -252,6 +252,12 @@ class WeightStream {
     uint32_t bytes;        // 0: nothing
     uint32_t to, to_step;  // in shared memory, from stage to stage of the ring
   };
+
+  // All warps, once: the block's barriers are ready. Each does before what needs only its own.
+  __device__ void Meet() const {
+    NamedBarrier(2, kThreads);
+    if (split_ > 1) ClusterArrive();
+  }
 
   // Before the products, so that nothing is left to do behind them: this block's inbox waits for
   // the sums of its tokens, of kSent from `first` on.
@@ -288,7 +294,7 @@ class WeightStream {
 
   __device__ static int pair() { return kPairs == 1 ? 0 : static_cast<int>(threadIdx.x / 256); }
   __device__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
-  __device__ static int tile() { return static_cast<int>(threadIdx.x / 128 % 2); }
+  __device__ static int tile() { return kTiles == 1 ? 0 : static_cast<int>(threadIdx.x / 128 % 2); }
   __device__ static bool HasXScales(TileKind kind) { return kind == TileKind::kFp8; }
   // Of a tile of activations: rows of tokens that there are. The others' sums go nowhere.
   __device__ static uint32_t XTileBytes(const StreamItem& p) {
@@ -347,11 +353,11 @@ class WeightStream {
   // Writes the FP8 scales of a stage's weights and says what else it will hold. Each lane speaks
   // for what it wrote itself.
   __device__ void Announce(const StreamItem& p, int block, int stage) {
-    const int from = (block + lane() / 2) % 32;
+    const int from = (block + lane() / kTiles) % 32, tile = lane() % kTiles;
     const float first = __shfl_sync(0xffffffffu, scales_[0], from);
     const float second = __shfl_sync(0xffffffffu, scales_[1], from);
     if (lane() < kScales && p.scales != nullptr) {
-      s_.weight_scales[stage][lane() / 2][lane() % 2] = lane() % 2 == 0 ? first : second;
+      s_.weight_scales[stage][lane() / kTiles][tile] = tile == 0 ? first : second;
     }
     if (lane() == 0) {
       const int blocks = min(kFullBlocks, p.info.num_blocks - block);
@@ -365,8 +371,32 @@ class WeightStream {
     __syncwarp();
   }
 
-  // One item. Where it has one row tile, the second warpgroup's sums are of anything, and stay
-  // where they are.
+  // One item of FP8, part after part.
+  __device__ void MultiplyParts(const StreamInfo& info, float (&d)[kN / 2]) {
+    constexpr int kLevels = 3;
+    float sums[kLevels][kN / 2] =
+        {};  // of the last part, the last two and the last four, not yet added
+    const int part_blocks = __shfl_sync(0xffffffffu, info.part_blocks, 0);
+    for (int part = 0; part * part_blocks < info.num_blocks; ++part) {
+#pragma unroll
+      for (float& v : d) v = 0;
+      Multiply<TileKind::kFp8, kFullBlocks>(part_blocks, d);
+      bool carries = true;
+#pragma unroll
+      for (int level = 0; level < kLevels; ++level) {
+        const bool has_sum = (part >> level & 1) != 0;
+#pragma unroll
+        for (int i = 0; i < kN / 2; ++i) {
+          if (carries && has_sum) d[i] += sums[level][i];
+          if (carries && !has_sum) sums[level][i] = d[i];
+        }
+        carries = carries && has_sum;
+      }
+    }
+  }
+
+  // Columns of one item. Where it has one row tile of two, the second warpgroup's sums are of
+  // anything, and stay where they are.
   template <TileKind kKind, int kStageBlocks>
   __device__ void Multiply(int num_blocks, float (&d)[kN / 2]) {
     for (int block = 0; block < num_blocks; block += kStageBlocks) {
@@ -396,14 +426,14 @@ class WeightStream {
     const float* weight_scales = &s_.weight_scales[stage_][first][tile()];
     const float* x_scales = s_.x_scales[stage_] + first * kN;
     if constexpr (kKind == TileKind::kFp8) {
-      MultiplyFp8<kN, kEach>(weights, x, weight_scales, x_scales, d);
+      MultiplyFp8<kN, kEach, kTiles>(weights, x, weight_scales, x_scales, d);
     } else if constexpr (kKind == TileKind::kBf16) {
       MultiplyBf16<kN, kEach>(weights, x, d);
     } else {
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
-        MultiplyWide<kN>(weights + i * kWeightTileBytes, x + i * kXBlockBytes, weight_scales[2 * i],
-                         d);
+        MultiplyWide<kN>(weights + i * kWeightTileBytes, x + i * kXBlockBytes,
+                         weight_scales[kTiles * i], d);
       }
     }
   }
@@ -414,7 +444,7 @@ class WeightStream {
   // takes two microseconds while memory is busy.)
   __device__ void Send(const float* d, const StreamInfo& part, int buffer) {
     uint64_t* const full = &s_.inbox_full[buffer];
-    const int row = static_cast<int>(threadIdx.x % 256 / 32) * 16 + lane() / 4;
+    const int row = static_cast<int>(threadIdx.x % (128 * kTiles) / 32) * 16 + lane() / 4;
     const int place = (rank_ * kPairs + pair()) * tokens_each_;
     if (split_ == 1) {
       float* to = &s_.inbox[buffer][place + lane() % 4 * 2][row];

@@ -23,11 +23,18 @@ __device__ uint4 SwizzledChunk(const Source& w, int64_t row0, int64_t block, int
                                          chunk * 16);
 }
 
-// Chunk c of thread t: two k16 steps, for each the codes of a[0..3], two of them in a word: one in
-// bytes 0 and 2, one in bytes 1 and 3 (WidenFp8).
+// Codes in bytes 0 and 2 and in bytes 1 and 3 as WidenFp8 takes them.
+__device__ uint32_t PackForWidening(uint32_t word) {
+  const uint32_t first = word & 0x00ff00ffu, second = word >> 8 & 0x00ff00ffu;
+  return (first & 0x00800080u) << 8 | (first & 0x007f007fu) << 4 | (second & 0x00700070u) << 8 |
+         (second & 0x00800080u) << 4 | (second & 0x000f000fu);
+}
+
+// Chunk c of thread t: two k16 steps, for each the codes of a[0..3], two of them in a word, with
+// two columns each.
 __device__ uint4 Bf16FragmentChunk(const Source& w, int64_t row0, int64_t block, int index) {
   const int c = index / 128, t = index % 128, g = t / 32 * 16 + t % 32 / 4;
-  uint8_t bytes[16];
+  alignas(16) uint8_t bytes[16];
   for (int step = 0; step < 2; ++step) {
     for (int reg = 0; reg < 4; ++reg) {
       const int row = g + reg % 2 * 8;
@@ -38,7 +45,9 @@ __device__ uint4 Bf16FragmentChunk(const Source& w, int64_t row0, int64_t block,
       }
     }
   }
-  return *reinterpret_cast<const uint4*>(bytes);
+  const auto* words = reinterpret_cast<const uint32_t*>(bytes);
+  return {PackForWidening(words[0]), PackForWidening(words[1]), PackForWidening(words[2]),
+          PackForWidening(words[3])};
 }
 
 __device__ uint32_t Fp4Code(const Source& w, int64_t row, int64_t col) {

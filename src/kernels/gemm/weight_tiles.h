@@ -4,7 +4,7 @@
 //   kFp8        64 x 128 codes, 128-byte rows, swizzled (chunk ^ row % 8): 8 KB.
 //   kBf16       64 x 64 values, likewise: 8 KB.
 //   kFp8AsBf16  64 x 128 codes in the order of bf16 A fragments (thread by thread): 8 KB. For
-//               BF16 activations: the codes are widened in registers.
+//               BF16 activations: the codes are widened in registers (their bits: WidenFp8).
 //   kFp4        64 x 128 codes in the order of e4m3 A fragments, then 64 x 4 scales: 4,352 bytes.
 // A matrix is [row tiles][column blocks] tiles. FP8 scales stay apart, as the checkpoint has them.
 #pragma once
