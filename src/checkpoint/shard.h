@@ -4,9 +4,9 @@
 // stages. All else is replicated. Values; any thread.
 //
 // No rank has a part of a sum, so that a model gives the same bits on any number of ranks: what a
-// product reads is gathered before it. Quantized matrices are cut at whole blocks of 128, so that
-// codes and scales stay what they are. Where the parts do not come out even, some ranks have one
-// block less, or none.
+// product reads is gathered before it (but for one that has the parts of one GPU: docs/kernels.md).
+// Quantized matrices are cut at whole blocks of 128, so that codes and scales stay what they are.
+// Where the parts do not come out even, some ranks have one block less, or none.
 #pragma once
 
 #include <memory>

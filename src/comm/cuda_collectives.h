@@ -2,7 +2,7 @@
 // has a part of something, and all get the whole. One object a rank, used by its thread; every rank
 // calls the same with the same sizes in the same order. Work is enqueued, errors are told by Check.
 // Three kinds (cuda_group.h says which is taken): kernels that write to each other's memory, NCCL,
-// and host memory. Nothing is added up: all ranks have the bits that one would have.
+// and host memory. All ranks have the bits that one would have.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +47,9 @@ class CudaCollectives {
   virtual Status GatherLogits(const kernels::CudaGatherColumnsParams& params,
                               device::Stream& stream);
 
-  // For a boundary of so many tokens or rows (hyper_connection_cuda.h) that completes its input
-  // itself. Of size 1: GatherOutput has to.
+  // Of how many tokens or rows a boundary (hyper_connection_cuda.h) can complete its input itself.
+  virtual int64_t max_boundary_tokens() const { return 0; }
+  // For a boundary of so many that does so. Of size 1: GatherOutput has to.
   virtual kernels::OutputExchange GatherInBoundary(int64_t /*num_tokens*/,
                                                    const kernels::RankParts& /*columns*/) {
     return {};

@@ -417,68 +417,111 @@ TEST_P(CudaPeersTest, ARankThatDoesNotComeIsNamed) {
   }
 }
 
+constexpr int64_t kBoundaryHidden = 4096;
+
+// The streams behind a boundary, and its input of the next sub-layer.
+struct BoundaryBits {
+  std::vector<BFloat16> streams, h;
+};
+
+BoundaryBits RunBoundary(TestRank& rank, int64_t tokens, const kernels::SublayerOutput& output,
+                         const kernels::OutputExchange& gather) {
+  const int64_t groups = (tokens + 7) / 8, rows = groups * 8, hidden = kBoundaryHidden;
+  const auto floats = [&rank](int64_t count, float scale, uint32_t seed) {
+    std::vector<float> values;
+    for (const BFloat16 v : RandomValues(count, seed)) values.push_back(scale * ToFloat(v));
+    return rank.Upload(values);
+  };
+  const auto streams = rank.Upload(RandomValues(tokens * 4 * hidden, 5));
+  const auto fn = floats(24 * 4 * hidden, 0.01f, 6), scale = floats(3, 1, 7);
+  const auto base = floats(24, 1, 8), post = floats(tokens * 4, 1, 9);
+  const auto comb = floats(tokens * 16, 1, 10);
+  const auto norm = rank.Upload(RandomValues(hidden, 11));
+  const auto post_out = rank.Poisoned(tokens * 16), comb_out = rank.Poisoned(tokens * 64);
+  const auto h = rank.Poisoned(rows * hidden * 2), codes = rank.Poisoned(rows * hidden);
+  const auto scales = rank.Poisoned(rows * hidden / 32);
+  kernels::Launch(
+      kernels::CudaHyperConnectionParams{.streams = As<__nv_bfloat16>(streams),
+                                         .num_tokens = tokens,
+                                         .hidden = hidden,
+                                         .output = output,
+                                         .gather = gather,
+                                         .before = {As<float>(post), As<float>(comb)},
+                                         .fn = As<float>(fn),
+                                         .scale = As<float>(scale),
+                                         .base = As<float>(base),
+                                         .norm_weight = As<__nv_bfloat16>(norm),
+                                         .constants = {1e-6f, 1e-6f, 20},
+                                         .after = {As<float>(post_out), As<float>(comb_out)},
+                                         .h = {As<__nv_bfloat16>(h), groups},
+                                         .h_fp8 = {As<uint8_t>(codes), As<float>(scales), groups}},
+      *rank.stream);
+  rank.collectives->EndStep(*rank.stream);
+  return {
+      rank.Download<BFloat16>(streams.data(), static_cast<size_t>(tokens * 4 * hidden)),
+      rank.Download<BFloat16>(h.data(), static_cast<size_t>(rows * hidden)),
+  };
+}
+
+void ExpectSameBits(const BoundaryBits& actual, const BoundaryBits& expected, int64_t tokens) {
+  const auto same = [](const std::vector<BFloat16>& a, const std::vector<BFloat16>& b) {
+    return std::memcmp(a.data(), b.data(), a.size() * sizeof(BFloat16)) == 0;
+  };
+  EXPECT_TRUE(same(actual.streams, expected.streams)) << "streams of " << tokens << " tokens";
+  EXPECT_TRUE(same(actual.h, expected.h)) << "input of " << tokens << " tokens";
+}
+
+constexpr int64_t kBoundaryTokens[] = {1, 2, 3, 8, 11, 16};
+
 // A boundary that completes its input itself has the bits of one whose input is complete.
 TEST_P(CudaPeersTest, ABoundaryGathersItself) {
-  constexpr int64_t kHidden = 4096;
-  constexpr int kChosen = 6;
   TestRanks ranks = Make(kOptions);
-  const kernels::RankParts columns = Parts(ranks.size(), kHidden, 128);
-  for (const int64_t tokens : {1, 2, 3, 8, 11, 16}) {
-    const int64_t groups = (tokens + 7) / 8, rows = groups * 8;
-    for (const bool experts : {false, true}) {
-      const Output output(tokens, kHidden, experts ? kChosen : 0, 7);
+  const kernels::RankParts columns = Parts(ranks.size(), kBoundaryHidden, 128);
+  for (const int64_t tokens : kBoundaryTokens) {
+    for (const int chosen : {0, 6}) {
+      const Output output(tokens, kBoundaryHidden, chosen, 7);
       ranks.OnAll([&](TestRank& rank) {
-        const int r = rank.collectives->rank();
-        const auto own = rank.Upload(output.Own(columns, r)), whole = rank.Upload(output.rows);
-        const auto pairs = rank.Upload(output.pair_of);
-        const auto streams = RandomValues(tokens * 4 * kHidden, 5);
-        const auto floats = [&rank](int64_t count, float scale, uint32_t seed) {
-          std::vector<float> values;
-          for (const BFloat16 v : RandomValues(count, seed)) values.push_back(scale * ToFloat(v));
-          return rank.Upload(values);
-        };
-        const auto fn = floats(24 * 4 * kHidden, 0.01f, 6), scale = floats(3, 1, 7);
-        const auto base = floats(24, 1, 8), post = floats(tokens * 4, 1, 9);
-        const auto comb = floats(tokens * 16, 1, 10);
-        const auto norm = rank.Upload(RandomValues(kHidden, 11));
-        const auto post_out = rank.Poisoned(tokens * 16), comb_out = rank.Poisoned(tokens * 64);
-        const auto h = rank.Poisoned(rows * kHidden * 2), codes = rank.Poisoned(rows * kHidden);
-        const auto scales = rank.Poisoned(rows * kHidden / 32);
-        std::vector<std::vector<BFloat16>> results;
-        for (const bool fused : {true, false}) {
-          const auto own_streams = rank.Upload(streams);
-          kernels::CudaHyperConnectionParams p{
-              .streams = As<__nv_bfloat16>(own_streams),
-              .num_tokens = tokens,
-              .hidden = kHidden,
-              .output = output.OnGpu(fused ? own : whole, pairs),
-              .before = {As<float>(post), As<float>(comb)},
-              .fn = As<float>(fn),
-              .scale = As<float>(scale),
-              .base = As<float>(base),
-              .norm_weight = As<__nv_bfloat16>(norm),
-              .constants = {1e-6f, 1e-6f, 20},
-              .after = {As<float>(post_out), As<float>(comb_out)},
-              .h = {As<__nv_bfloat16>(h), groups},
-              .h_fp8 = {As<uint8_t>(codes), As<float>(scales), groups}};
-          if (fused) {
-            p.gather = rank.collectives->GatherInBoundary(tokens, columns);
-            ASSERT_EQ(p.gather.exchange.peers.size, ranks.size()) << tokens << " tokens";
-          }
-          kernels::Launch(p, *rank.stream);
-          rank.collectives->EndStep(*rank.stream);
-          results.push_back(rank.Download<BFloat16>(own_streams.data(),
-                                                    static_cast<size_t>(tokens * 4 * kHidden)));
-          results.push_back(rank.Download<BFloat16>(h.data(), static_cast<size_t>(rows * kHidden)));
-        }
+        const auto own = rank.Upload(output.Own(columns, rank.collectives->rank()));
+        const auto whole = rank.Upload(output.rows), pairs = rank.Upload(output.pair_of);
+        const auto gather = rank.collectives->GatherInBoundary(tokens, columns);
+        ASSERT_EQ(gather.exchange.peers.size, ranks.size()) << tokens << " tokens";
+        const auto actual = RunBoundary(rank, tokens, output.OnGpu(own, pairs), gather);
+        ExpectSameBits(actual, RunBoundary(rank, tokens, output.OnGpu(whole, pairs), {}), tokens);
         EXPECT_TRUE(rank.collectives->Check().ok());
-        for (const size_t i : {0, 1}) {
-          EXPECT_EQ(0, std::memcmp(results[i].data(), results[i + 2].data(),
-                                   results[i].size() * sizeof(BFloat16)))
-              << (i == 0 ? "streams" : "input");
-        }
       });
     }
+  }
+}
+
+// Sums of parts near each other's negatives: the order in which they are added is seen.
+TEST_P(CudaPeersTest, ABoundaryAddsUpWhatAllRanksHave) {
+  TestRanks ranks = Make(kOptions);
+  const kernels::RankParts columns = Parts(ranks.size(), kBoundaryHidden, 128);
+  for (const int64_t tokens : kBoundaryTokens) {
+    const auto count = static_cast<size_t>(tokens * kBoundaryHidden);
+    std::mt19937 random(static_cast<uint32_t>(tokens));
+    std::vector<std::vector<float>> sums(static_cast<size_t>(ranks.size()));
+    for (size_t r = 0; r < sums.size(); ++r) {
+      for (size_t i = 0; i < count; ++i) {
+        const float noise = static_cast<float>(static_cast<int32_t>(random())) * 0x1p-36f;
+        sums[r].push_back((r % 3 == 0 ? 1.0f : -1.0f) + noise);
+      }
+    }
+    std::vector<BFloat16> whole;
+    for (size_t i = 0; i < count; ++i) {
+      float sum = sums[0][i] + sums[1][i];
+      if (ranks.size() == 4) sum += sums[2][i] + sums[3][i];
+      whole.emplace_back(sum);
+    }
+    ranks.OnAll([&](TestRank& rank) {
+      const auto own = rank.Upload(sums[static_cast<size_t>(rank.collectives->rank())]);
+      const auto y = rank.Upload(whole), poisoned = rank.Poisoned(static_cast<int64_t>(count) * 2);
+      kernels::OutputExchange add = rank.collectives->GatherInBoundary(tokens, columns);
+      add.sums = As<float>(own);
+      const auto actual = RunBoundary(rank, tokens, {.y = As<__nv_bfloat16>(poisoned)}, add);
+      ExpectSameBits(actual, RunBoundary(rank, tokens, {.y = As<__nv_bfloat16>(y)}, {}), tokens);
+      EXPECT_TRUE(rank.collectives->Check().ok());
+    });
   }
 }
 

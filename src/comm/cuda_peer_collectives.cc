@@ -55,10 +55,11 @@ class PeerCollectives final : public CudaCollectives {
     return Launch(params, kernels::NumExchanges(sized), stream);
   }
 
+  int64_t max_boundary_tokens() const override { return max_boundary_tokens_; }
   kernels::OutputExchange GatherInBoundary(int64_t num_tokens,
                                            const kernels::RankParts& columns) override {
     if (num_tokens > max_boundary_tokens_ || columns.least(size()) == 0) return {};
-    return {Next(), columns};
+    return {.exchange = Next(), .columns = columns};
   }
 
   kernels::PeerExchange GatherInExperts(const kernels::RankParts& blocks,

@@ -13,6 +13,9 @@ constexpr int64_t kBlock = checkpoint::kQuantizedRows;  // columns under one sca
 // From so many tokens of a prompt on, products write to all ranks: sending takes as long as they
 // do.
 constexpr int kMirroredTokens = 256;
+// Of so many columns of wo_a's output, all ranks' together, and more, the output products are split
+// by columns for the few rows that a rank of eight has of them.
+constexpr int64_t kManyGroupedColumns = 16384;
 
 // What each rank has of its share's tokens becomes everyone's: rows of so many values, one a token;
 // and tiles of the same columns, so many bytes for 8 tokens.
@@ -42,6 +45,26 @@ CudaTensorRanks::CudaTensorRanks(const config::ModelConfig& config, const CudaWo
   intermediate_ = PartsOf(config.moe_intermediate_size, kBlock, kBlock);
   outputs_ = PartsOf(config.hidden_size, kBlock, 1);
   vocabulary_ = PartsOf(config.vocab_size, checkpoint::kVocabularyRows, 1);
+  most_added_tokens_ = MostAddedTokens();
+}
+
+// Up to how many tokens each rank's columns of wo_b are a range of the tree in which one GPU adds
+// up all of them.
+int64_t CudaTensorRanks::MostAddedTokens() const {
+  if (!has_whole_attention_ || (size() != 2 && size() != 4)) return 0;
+  const int64_t blocks = grouped_.begin[size()];
+  kernels::CudaGemmParams wo_b{.num_problems = 1, .num_tokens = 1, .few_rows = HaveFewRows()};
+  wo_b.problems[0].w = {
+      .kind = kernels::TileKind::kFp8, .rows = c_.hidden_size, .cols = blocks * kBlock};
+  for (; wo_b.num_tokens <= collectives_->max_boundary_tokens(); ++wo_b.num_tokens) {
+    const int parts = kernels::NumColumnParts(wo_b);
+    if (parts % size() != 0 || blocks % parts != 0) break;
+  }
+  return grouped_.least(size()) == grouped_.most(size()) ? wo_b.num_tokens - 1 : 0;
+}
+
+bool CudaTensorRanks::HaveFewRows() const {
+  return grouped_.begin[size()] * kBlock >= kManyGroupedColumns;
 }
 
 // What each rank has of [0, total), cut at multiples of `unit`, counted in `each`.
@@ -90,7 +113,9 @@ AttentionPart CudaTensorRanks::PartOf(const CudaStep& step, const CudaBlockWeigh
   const int64_t first_head = first_group * (heads / groups);
   return {RowsOf(w.wq_b, first_head * c_.head_dim, int64_t{c_.num_heads} * c_.head_dim),
           RowsOf(w.wo_a, first_group * c_.o_lora_rank, int64_t{c_.o_groups} * c_.o_lora_rank),
-          RowsOf(w.wo_b, first_output(), num_outputs()),
+          AddsOutputs(step) ? ColumnsOf(w.wo_b, first_group * c_.o_lora_rank,
+                                        int64_t{c_.o_groups} * c_.o_lora_rank)
+                            : RowsOf(w.wo_b, first_output(), num_outputs()),
           w.sink + first_head,
           c_.num_heads,
           c_.o_groups};
@@ -131,7 +156,8 @@ kernels::OutputExchange CudaTensorRanks::CompleteOutput(const CudaStep& step, in
   const bool is_attention = output.pair_of == nullptr;
   if (step.is_share() && is_attention) return {};  // this rank's tokens are whole
   if (!step.prefill) {
-    const kernels::OutputExchange gather = collectives_->GatherInBoundary(num_rows, outputs_);
+    kernels::OutputExchange gather = collectives_->GatherInBoundary(num_rows, outputs_);
+    if (is_attention && AddsOutputs(step)) gather.sums = ws_.output_sums;
     if (gather.exchange.peers.size > 1) return gather;
   }
   if (MirrorsOf(step).count > 0 && is_attention) {
@@ -153,7 +179,7 @@ kernels::OutputExchange CudaTensorRanks::CompleteOutput(const CudaStep& step, in
 void CudaTensorRanks::CompleteGroups(const CudaStep& step, int layer,
                                      const kernels::Fp8Tiles& grouped) {
   constexpr const char* kName = "groups of all ranks";
-  if (collectives_ == nullptr || step.is_share()) return;
+  if (collectives_ == nullptr || step.is_share() || AddsOutputs(step)) return;
   if (MirrorsOf(step).count > 0) return AwaitMirrors(step, layer, kName);
   Tell(step, layer, kName);
   GatherTiles(step, {.exchange = {},

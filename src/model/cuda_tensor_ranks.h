@@ -16,7 +16,8 @@
 
 namespace fathom::model {
 
-// Of a layer's attention what a step runs: all of it, or the rank's heads, groups and outputs.
+// Of a layer's attention what a step runs: all of it, or the rank's heads and groups; then of wo_b
+// the rank's outputs, or the columns that read its groups.
 struct AttentionPart {
   kernels::TiledMatrix wq_b, wo_a, wo_b;
   const float* sink = nullptr;
@@ -58,6 +59,14 @@ class CudaTensorRanks {
   CudaStep ShareOf(const CudaStep& step) const;
   AttentionPart PartOf(const CudaStep& step, const CudaBlockWeights& w) const;
 
+  // Decodes: whether wo_b gives a part of all sums (ws.output_sums), which the boundary adds up, so
+  // that wo_a's output is the rank's own.
+  bool AddsOutputs(const CudaStep& step) const {
+    return !step.prefill && step.batch.num_tokens <= most_added_tokens_;
+  }
+  // Whether ranks of attention have few rows: CudaGemmParams::few_rows.
+  bool HaveFewRows() const;
+
   // Where the products of attention, and the experts' first, write what all ranks read to all of
   // them: then only that it is there is exchanged.
   kernels::Mirrors MirrorsOf(const CudaStep& step) const;
@@ -88,6 +97,7 @@ class CudaTensorRanks {
   int rank() const { return collectives_ == nullptr ? 0 : collectives_->rank(); }
   int size() const { return collectives_ == nullptr ? 1 : collectives_->size(); }
   kernels::RankParts PartsOf(int64_t total, int64_t unit, int64_t each) const;
+  int64_t MostAddedTokens() const;
   kernels::Fp8Tiles Own(const kernels::Fp8Tiles& tiles, const kernels::RankParts& blocks) const;
   kernels::RankParts SharesOf(const CudaStep& share) const;
 
@@ -105,6 +115,7 @@ class CudaTensorRanks {
   // What each rank has: of wo_a's output and of t in blocks of 128 columns; of a sub-layer's output
   // and of the logits.
   kernels::RankParts grouped_, intermediate_, outputs_, vocabulary_;
+  int64_t most_added_tokens_ = 0;
   Status exchanged_;
 };
 

@@ -26,6 +26,18 @@ constexpr kernels::TiledMatrix RowsOf(const kernels::TiledMatrix& whole, int64_t
   return part;
 }
 
+// Columns [begin, begin + cols) of a matrix, from a multiple of 128 on.
+constexpr kernels::TiledMatrix ColumnsOf(const kernels::TiledMatrix& whole, int64_t begin,
+                                         int64_t cols) {
+  kernels::TiledMatrix part = whole;
+  part.cols = cols;
+  part.matrix_cols = whole.cols;
+  const int64_t block = begin / kernels::TileMatrixCols(whole.kind);
+  part.tiles += block * kernels::TileMatrixBytes(whole.kind);
+  if (whole.scales != nullptr) part.scales += block;
+  return part;
+}
+
 struct CudaHyperConnection {
   const float* fn = nullptr;
   const float* base = nullptr;

@@ -73,6 +73,7 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, int64_t head
   carver.Take(w.index_workspace, w.index_workspace_bytes);
   carver.Take(w.attention_out, head_rows * c.head_dim);
   carver.Take(w.attention_workspace, kernels::SparseAttentionWorkspaceBytes(c.num_heads) / 4);
+  carver.Take(w.output_sums, std::min(m, kernels::kLargeBoundaryTokens - 1) * hidden);
   carver.Take(w.router_scores, m * c.num_experts);
   w.pair_rows = MaxPairRowsOf(c, limits, num_data_ranks);
   const int64_t most_tokens = MostTokens(limits, num_data_ranks);

@@ -52,6 +52,7 @@ struct CudaWorkspace {
   int64_t index_workspace_bytes = 0;
   __nv_bfloat16* attention_out = nullptr;  // tiles, likewise
   float* attention_workspace = nullptr;
+  float* output_sums = nullptr;    // [up to 16, H], of a rank's columns of wo_b
   float* router_scores = nullptr;  // [M, experts]
   kernels::ExpertPlan plan;
   int64_t pair_rows = 0;        // MaxPairRowsOf

@@ -40,9 +40,6 @@ using kernels::Launch;
 
 // Captured steps that are kept, some 2 MB each: of up to 64 sequences at contexts of any length.
 constexpr size_t kMaxGraphs = 128;
-// Of so many columns of wo_a's output, all ranks' together, and more, the output products are split
-// by columns for the few rows that a rank of eight has of them.
-constexpr int64_t kManyGroupedColumns = 16384;
 
 class CudaModel final : public DeepSeekV4 {
  public:
@@ -463,7 +460,7 @@ class CudaModel final : public DeepSeekV4 {
                                   .num_tokens = tokens,
                                   .prefill = step.prefill,
                                   .mirrors = ranks_.MirrorsOf(step),
-                                  .few_rows = part.wo_b.cols >= kManyGroupedColumns};
+                                  .few_rows = ranks_.HaveFewRows()};
     const bool is_share = step.is_share();  // then all columns are this rank's
     first.problems[0] = {.w = part.wo_a,
                          .x_fp8 = {},
@@ -482,6 +479,11 @@ class CudaModel final : public DeepSeekV4 {
                                         : ws_->y + ranks_.first_output(),
                           .y_stride = c_.hidden_size,
                           .y_fp8 = {}};
+    if (ranks_.AddsOutputs(step)) {
+      second.problems[0].x_fp8 = ranks_.OwnGroups(grouped);
+      second.problems[0].output = GemmOutput::kF32;
+      second.problems[0].y = ws_->output_sums;
+    }
     if (part.wo_b.rows > 0) Enqueue(step, "output product", second);
   }
 

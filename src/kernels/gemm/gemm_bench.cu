@@ -38,6 +38,7 @@ struct Product {
   std::vector<Matrix> matrices;
   bool is_split;  // over ranks, by rows
   bool has_few_rows = false;
+  bool has_columns = false;  // a rank has some columns of all rows
 };
 
 const std::vector<Product> kProducts = {
@@ -54,6 +55,7 @@ const std::vector<Product> kProducts = {
     {"query 128", {{TileKind::kFp8, 32768, 1024}}, true},
     {"grouped", {{TileKind::kFp8AsBf16, 8192, 4096, 8, GemmOutput::kFp8Tiles}}, true},
     {"output", {{TileKind::kFp8, 4096, 8192}}, true},
+    {"columns", {{TileKind::kFp8, 4096, 8192, 1, GemmOutput::kF32}}, true, false, true},
     {"gate", {{TileKind::kBf16, 256, 4096, 1, GemmOutput::kF32}}, false, true},
     {"gate, Pro", {{TileKind::kBf16, 384, 7168, 1, GemmOutput::kF32}}, false, true},
     // Half of Pro's, so that a quarter is what a rank of eight has.
@@ -78,11 +80,16 @@ class Bench {
       bytes = 0;
       for (const Matrix& m : product.matrices) {
         const bool whole = !product.is_split || (ranks > 1 && m.rows == 8192 && m.cols == 1024);
-        const int64_t rows = whole ? m.rows : m.rows / ranks;
-        const int64_t size = TiledBytes(m.kind, rows, m.cols);
+        const int64_t rows = whole || product.has_columns ? m.rows : m.rows / ranks;
+        const int64_t cols = product.has_columns ? m.cols / ranks : m.cols;
+        const int64_t size = TiledBytes(m.kind, rows, cols);
         GemmProblem& p = params.problems[params.num_problems++];
-        p.w = {m.kind, rows, m.cols, Memory(size),
-               reinterpret_cast<const uint8_t*>(Memory((rows + 127) / 128 * m.cols / 128))};
+        p.w = {m.kind,
+               rows,
+               cols,
+               Memory(TiledBytes(m.kind, rows, m.cols)),
+               reinterpret_cast<const uint8_t*>(Memory((rows + 127) / 128 * m.cols / 128)),
+               m.cols};
         if (m.kind == TileKind::kBf16) p.w.scales = nullptr;
         p.groups = m.groups == 1 ? 1 : m.groups / ranks;
         p.output = m.output;
@@ -95,6 +102,7 @@ class Bench {
     std::printf("%-12s 1/%d, %6.1f MB, floor %6.1f us:", product.name, ranks, bytes / 1e6,
                 bytes / kBytesPerUs);
     for (const int64_t n : tokens) {
+      if (product.has_columns && n > 16) break;  // what boundaries add up
       for (CudaGemmParams& params : layers) {
         params.num_tokens = n;
         const int64_t groups = PaddedTokens(n) / 8;

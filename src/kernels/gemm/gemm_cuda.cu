@@ -16,6 +16,7 @@ void Check(const CudaGemmParams& params) {
     CHECK_EQ(p.w.cols % TileMatrixCols(p.w.kind), 0);
     CHECK_LE(p.w.cols, kMaxCols);
     CHECK_EQ(p.w.rows % (2 * p.groups), 0);
+    CHECK(p.w.is_whole() || NumColumnParts(params) > 1);
     CHECK(params.mirrors.count == 0 || (params.prefill && p.w.rows % 128 == 0 &&
                                         p.output != GemmOutput::kF32 && p.y_stride % 8 == 0));
     CHECK(p.groups == 1 || p.w.rows / p.groups % 128 == 0);

@@ -60,4 +60,10 @@ inline int64_t PaddedTokens(int64_t num_tokens, bool prefill = false) {
 
 void Launch(const CudaGemmParams& params, device::Stream& stream);
 
+// Of few tokens the columns are parts of the same size, whose sums are added as a tree: the first
+// two, the next two, then these. So a matrix of the first half of the columns, or of another range
+// that is one of the tree's (TiledMatrix::matrix_cols), gives FP32 sums of which the whole matrix's
+// are the sum, bit for bit. How many parts; 1 where the columns are not split.
+int NumColumnParts(const CudaGemmParams& params);
+
 }  // namespace fathom::kernels

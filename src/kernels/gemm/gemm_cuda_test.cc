@@ -173,6 +173,39 @@ class GemmCudaTest : public CudaTest {
     }
   }
 
+  // Sums of parts of the columns, added as a tree, are those of the whole matrix.
+  void ExpectSumOfColumns(const Case& c, int64_t tokens, bool few_rows) {
+    const Problem p = Make(c, tokens, 5);
+    const auto sums = [&](int64_t first, int64_t blocks) {
+      GemmProblem part = p.gemm;
+      part.w.cols = blocks * 128;
+      part.w.matrix_cols = c.cols;
+      part.w.tiles += first * TileMatrixBytes(c.kind);
+      part.w.scales += first;
+      part.x_fp8.codes += first * part.x_fp8.row_groups * kTileBytes;
+      part.x_fp8.scales += first * part.x_fp8.row_groups * kTileRows;
+      const device::Buffer y = Poisoned(tokens * c.rows * 4);
+      part.y = y.data();
+      Launch({.problems = {part}, .num_problems = 1, .num_tokens = tokens, .few_rows = few_rows},
+             *gpu_stream_);
+      return Download<float>(y);
+    };
+    const int64_t blocks = c.cols / 128;
+    const std::vector<float> whole = sums(0, blocks);
+    for (const int parts : {2, 4}) {
+      std::vector<std::vector<float>> tree;
+      for (int i = 0; i < parts; ++i) tree.push_back(sums(i * blocks / parts, blocks / parts));
+      for (; tree.size() > 1; tree.resize(tree.size() / 2)) {
+        for (size_t i = 0; i < tree.size() / 2; ++i) {
+          for (size_t j = 0; j < whole.size(); ++j) {
+            tree[i][j] = tree[2 * i][j] + tree[2 * i + 1][j];
+          }
+        }
+      }
+      EXPECT_TRUE(tree[0] == whole) << tokens << " tokens, " << parts << " parts";
+    }
+  }
+
   void Expect(const Case& c, Problem& p, int64_t tokens) {
     const auto bytes = Download<uint8_t>(p.y);
     const auto scales = Download<float>(p.y_scales);
@@ -287,6 +320,20 @@ TEST_F(GemmCudaTest, ARanksRowsHaveTheBitsOfTheWholeMatrix) {
 // Two, four and eight blocks share the columns, with four, two parts and one each.
 TEST_F(GemmCudaTest, BlocksWithSeveralPartsOfTheColumnsGiveTheBitsOfBlocksWithOne) {
   ExpectSameOnAnyNumberOfRanks({TileKind::kFp8, 2560, 8192}, false, {1, 8});
+}
+
+// A whole matrix has a block for two pairs of warpgroups, a rank's few rows one for each.
+TEST_F(GemmCudaTest, BlocksOfOnePairGiveTheBitsOfBlocksOfTwo) {
+  ExpectSameOnAnyNumberOfRanks({TileKind::kFp8AsBf16, 5120, 2048, 4, GemmOutput::kFp8Tiles},
+                               /*few_rows=*/false, {1, 8, 9, 16, 17, 32});
+}
+
+TEST_F(GemmCudaTest, SumsOfColumnsAddUpToTheWholeMatrixs) {
+  for (const int64_t tokens : {1, 8, 9, 16}) {
+    const Case c{TileKind::kFp8, 576, 8192, 1, GemmOutput::kF32};
+    ExpectSumOfColumns(c, tokens, /*few_rows=*/false);
+    ExpectSumOfColumns(c, tokens, /*few_rows=*/true);
+  }
 }
 
 // Tiles of 256 tokens by 128 rows, and what is left of them.

@@ -3,6 +3,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/check.h"
+#include "kernels/gemm/gemm_large.h"
 #include "kernels/gemm/gemm_stream_cuda.h"
 #include "kernels/gemm/weight_stream.cuh"
 
@@ -26,16 +28,17 @@ struct Deal {
   // Of each problem, so that a block can begin without divisions.
   struct Shape {
     int col_blocks, blocks_each, part_blocks;  // of a row, a block and a part
+    int row_blocks;                            // from a row tile of weights to the next one
     int group_tiles;                           // row tiles of a group
   } shapes[kMaxGemmProblems];
 };
 
-int BlocksEach(const GemmProblem& p, int split) {
-  return (static_cast<int>(p.w.col_blocks()) + split - 1) / split;
+int BlocksEach(int64_t col_blocks, int split) {
+  return (static_cast<int>(col_blocks) + split - 1) / split;
 }
 
 // A cluster's items (weight_stream.cuh) of one or two halves.
-template <int kN, int kHalves>
+template <int kN, int kHalves, int kApart>
 struct GemmItems {
   const CudaGemmParams& params;
   const Deal& deal;
@@ -71,29 +74,31 @@ struct GemmItems {
     }
     const int tile = 2 * pair + half % 2;
     const TileKind kind = p.w.kind;
-    const int col_blocks = shape.col_blocks, first = rank * shape.blocks_each;
+    const int col_blocks = shape.col_blocks;
+    const int first = rank / kApart * kApart * shape.blocks_each + rank % kApart;
     const bool fp8_x = kind == TileKind::kFp8, wide = kind == TileKind::kFp8AsBf16;
     const int64_t row_groups = fp8_x ? p.x_fp8.row_groups : p.x_bf16.row_groups;
     const int group = p.groups == 1 ? 0 : tile / shape.group_tiles;
     const int64_t x_block = int64_t{group * col_blocks + first} * (wide ? 2 : 1);
-    const int64_t row_tile_bytes = col_blocks * kWeightTileBytes;
+    const int64_t row_tile_bytes = shape.row_blocks * kWeightTileBytes;
     const std::byte* x = fp8_x ? reinterpret_cast<const std::byte*>(p.x_fp8.codes)
                                : reinterpret_cast<const std::byte*>(p.x_bf16.values);
-    return {.info = {.kind = kind,
-                     .num_blocks = min(shape.blocks_each, col_blocks - first),
-                     .part_blocks = shape.part_blocks,
-                     .num_tokens = min(kN, static_cast<int>(params.num_tokens) - token),
-                     .place = {index, tile, 0},
-                     .row_tiles = is_whole ? min(2, static_cast<int>(p.w.row_tiles()) - tile) : 1,
-                     .first_token = token},
-            .weights = p.w.tiles + tile * row_tile_bytes + first * kWeightTileBytes,
-            .row_tile_bytes = row_tile_bytes,
-            .scales = p.w.scales == nullptr ? nullptr : p.w.scales + pair * col_blocks + first,
-            .scales_stride = 0,
-            .x = x + (x_block * row_groups + token / 8) * kTileBytes,
-            .x_scales = fp8_x ? p.x_fp8.scales + x_block * row_groups * 8 + token : nullptr,
-            .x_block_bytes = row_groups * kTileBytes,
-            .x_scales_stride = row_groups * 8};
+    return {
+        .info = {.kind = kind,
+                 .num_blocks = min(shape.blocks_each, col_blocks - first),
+                 .part_blocks = shape.part_blocks,
+                 .num_tokens = min(kN, static_cast<int>(params.num_tokens) - token),
+                 .place = {index, tile, 0},
+                 .row_tiles = is_whole ? min(2, static_cast<int>(p.w.row_tiles()) - tile) : 1,
+                 .first_token = token},
+        .weights = p.w.tiles + tile * row_tile_bytes + first * kWeightTileBytes,
+        .row_tile_bytes = row_tile_bytes,
+        .scales = p.w.scales == nullptr ? nullptr : p.w.scales + pair * shape.row_blocks + first,
+        .scales_stride = 0,
+        .x = x + (x_block * row_groups + token / 8) * kTileBytes,
+        .x_scales = fp8_x ? p.x_fp8.scales + x_block * row_groups * 8 + token : nullptr,
+        .x_block_bytes = row_groups * kTileBytes,
+        .x_scales_stride = row_groups * 8};
   }
 };
 
@@ -177,15 +182,19 @@ using WideStreamOfFew = WeightStream<8, StreamFormat::kWide, 2, 2, 4>;
 // blocks have one warpgroup and 95 KB, with which they fit beside blocks that widen, and fill their
 // rings while these end.
 using SlimStream = WeightStream<8, StreamFormat::kPlain, 2, 1, 5, 1>;
+// A rank's few rows of weights that are widened: a block for each of a block's two pairs.
+template <int kN>
+using PairStream = WeightStream<kN, StreamFormat::kWide, 1, 1, 6, 2, 2>;
 
 // What the registers are dealt out for. With up to 8 tokens widening leaves some of a
 // multiprocessor's: for the blocks that add up attention's parts, and for slim ones.
 template <typename Stream>
 constexpr bool kIsSlim = Stream::kRowTiles == 1;
 template <typename Stream>
-constexpr int kMostThreads = kIsSlim<Stream>                         ? 288
-                             : Stream::kWide && Stream::kTokens == 8 ? 736
-                                                                     : Stream::kThreads;
+constexpr int kMostThreads =
+    kIsSlim<Stream>                                                ? 288
+    : Stream::kWide && Stream::kTokens == 8 && Stream::kApart == 1 ? 736
+                                                                   : Stream::kThreads;
 template <typename Stream>
 constexpr int kMostBlocks = kIsSlim<Stream>                         ? 4
                             : Stream::kWide || Stream::kTokens > 32 ? 1
@@ -198,7 +207,7 @@ __global__ void __launch_bounds__(kMostThreads<Stream>, kMostBlocks<Stream>)
   extern __shared__ __align__(1024) std::byte shared[];
   const int rank = static_cast<int>(blockIdx.x) & (deal.split - 1);
   Stream stream(*reinterpret_cast<typename Stream::Shared*>(shared), rank, deal.split_log2);
-  const GemmItems<Stream::kTokens, Stream::kRowTiles> items{
+  const GemmItems<Stream::kTokens, Stream::kRowTiles, Stream::kApart> items{
       params, deal, static_cast<int>(blockIdx.x) >> deal.split_log2, rank};
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp < Stream::kWarps) {
@@ -216,34 +225,50 @@ constexpr int kSlimParts = 8;
 
 bool IsSlim(const CudaGemmParams& params) {
   const TiledMatrix& w = params.problems[0].w;
+  const int64_t blocks = w.matrix_col_blocks();
   return params.num_problems == 1 && params.num_tokens <= 8 && w.kind == TileKind::kFp8 &&
-         w.cols >= 8192 && w.cols % (kSlimParts * 2 * TileMatrixCols(w.kind)) == 0;
+         blocks >= 64 && blocks % (2 * kSlimParts) == 0;
+}
+
+// Parts of the columns of whole matrices. The order of the sums depends on nothing but these
+// columns and the tokens, so that a rank's rows have the bits that they have in the whole matrix.
+int ColumnParts(const CudaGemmParams& params) {
+  if (params.many_rows) return 1;
+  if (IsSlim(params)) return kSlimParts;
+  const bool wide = params.problems[0].w.kind == TileKind::kFp8AsBf16;
+  int64_t most = 0;
+  for (int i = 0; i < params.num_problems; ++i) {
+    const TiledMatrix& w = params.problems[i].w;
+    most = std::max(most, w.matrix_col_blocks() * TileMatrixCols(w.kind));
+  }
+  int parts = most < 2048                                     ? 1
+              : params.few_rows                               ? (wide ? 4 : 8)
+              : most < 4096 || wide || params.num_tokens > 32 ? 2
+                                                              : 4;
+  const auto have_columns = [&](const GemmProblem& p) {
+    const int64_t blocks = p.w.matrix_col_blocks();
+    return (parts - 1) * BlocksEach(blocks, parts) < blocks;
+  };
+  while (!std::all_of(params.problems, params.problems + params.num_problems, have_columns)) {
+    parts /= 2;
+  }
+  return parts;
+}
+
+// Those of the columns that there are.
+int OwnParts(const CudaGemmParams& params) {
+  const int parts = ColumnParts(params);
+  const TiledMatrix& w = params.problems[0].w;
+  if (w.is_whole()) return parts;
+  CHECK_EQ(params.num_problems, 1);
+  CHECK_EQ(w.col_blocks() * parts % w.matrix_col_blocks(), 0);
+  return static_cast<int>(w.col_blocks() * parts / w.matrix_col_blocks());
 }
 
 // As many blocks a row tile as leave a multiprocessor to each.
 int SlimSplit(const CudaGemmParams& params) {
-  int split = kSlimParts;
+  int split = OwnParts(params);
   while (split > 1 && params.problems[0].w.row_tiles() * split > kMultiprocessors) split /= 2;
-  return split;
-}
-
-// Blocks that share the columns. The order of the sums depends on nothing but the columns and the
-// tokens, so that a rank's rows have the bits that they have in the whole matrix.
-template <int kN, bool kWide>
-int ColumnSplit(const CudaGemmParams& params) {
-  if (params.many_rows) return 1;
-  int64_t most = 0;
-  for (int i = 0; i < params.num_problems; ++i) most = std::max(most, params.problems[i].w.cols);
-  int split = most < 2048                       ? 1
-              : params.few_rows                 ? (kWide ? 4 : 8)
-              : most < 4096 || kWide || kN > 32 ? 2
-                                                : 4;
-  const auto gives_all_columns = [&](const GemmProblem& p) {
-    return (split - 1) * BlocksEach(p, split) < p.w.col_blocks();
-  };
-  while (!std::all_of(params.problems, params.problems + params.num_problems, gives_all_columns)) {
-    split /= 2;
-  }
   return split;
 }
 
@@ -257,7 +282,7 @@ std::vector<Piece> MakePieces(const CudaGemmParams& params, const Deal& deal, bo
   std::vector<Piece> pieces;
   for (int i = 0; i < params.num_problems; ++i) {
     const GemmProblem& p = params.problems[i];
-    const int each = BlocksEach(p, deal.split) + 1;  // and its end
+    const int each = BlocksEach(p.w.col_blocks(), deal.split) + 1;  // and its end
     for (int item = deal.first_item[i]; item < deal.first_item[i + 1]; ++item) {
       const int64_t tile = 2 * int64_t{(item - deal.first_item[i]) / deal.token_tiles};
       const bool has_second = tile + 1 < p.w.row_tiles();
@@ -300,8 +325,9 @@ Deal MakeDeal(const CudaGemmParams& params, int tokens_each, int split, int max_
     if (i >= params.num_problems) continue;
     const GemmProblem& p = params.problems[i];
     deal.shapes[i] = {.col_blocks = static_cast<int>(p.w.col_blocks()),
-                      .blocks_each = BlocksEach(p, split),
-                      .part_blocks = BlocksEach(p, kSlimParts),
+                      .blocks_each = BlocksEach(p.w.col_blocks(), split),
+                      .part_blocks = BlocksEach(p.w.matrix_col_blocks(), kSlimParts),
+                      .row_blocks = static_cast<int>(p.w.matrix_col_blocks()),
                       .group_tiles = static_cast<int>(p.w.rows / kTileMatrixRows / p.groups)};
   }
   const std::vector<Piece> wholes = MakePieces(params, deal, false);
@@ -319,27 +345,43 @@ Deal MakeDeal(const CudaGemmParams& params, int tokens_each, int split, int max_
   }
 }
 
+// At most a block for every multiprocessor: a cluster stays within a group of multiprocessors, and
+// these differ from GPU to GPU.
+template <typename Stream>
+int MostClusters(int split) {
+  const auto most = [](int blocks) {
+    return std::clamp(MaxClusters(GemmStreamKernel<Stream>, static_cast<unsigned>(blocks),
+                                  Stream::kThreads, sizeof(typename Stream::Shared)),
+                      1, kMultiprocessors / blocks);
+  };
+  static const int kMost[] = {most(1), most(2), most(4), most(8)};
+  return kMost[std::min(3, std::countr_zero(static_cast<unsigned>(split)))];
+}
+
 template <typename Stream>
 void Run(const CudaGemmParams& params, int split, device::Stream& stream) {
-  constexpr auto kKernel = GemmStreamKernel<Stream>;
-  // At most a block for every multiprocessor: a cluster stays within a group of multiprocessors,
-  // and these differ from GPU to GPU.
-  const auto max_clusters = [](int split) {
-    const int most = MaxClusters(kKernel, static_cast<unsigned>(split), Stream::kThreads,
-                                 sizeof(typename Stream::Shared));
-    return std::clamp(most, 1, kMultiprocessors / split);
-  };
-  static const int kMost[] = {max_clusters(1), max_clusters(2), max_clusters(4), max_clusters(8)};
   // Blocks that are no cluster start wherever there is room, while the launch before still runs:
   // two of them on a multiprocessor would leave another without. So they ask for what only fits
   // beside a block of another launch.
   const size_t bytes = sizeof(typename Stream::Shared);
   const size_t shared_bytes = split == 1 ? std::max(bytes, kMoreThanHalf) : bytes;
-  const Deal deal = MakeDeal(params, Stream::kTokens, split,
-                             kMost[std::countr_zero(unsigned(split))], kIsSlim<Stream>);
-  LaunchClusters(kKernel, static_cast<unsigned>(deal.num_clusters * deal.split),
+  // Of a rank's columns not more than find a multiprocessor for themselves while the launch before
+  // still holds the others.
+  const bool is_beside = !kIsSlim<Stream> && !params.problems[0].w.is_whole();
+  const int max_clusters = is_beside ? kMultiprocessors / 2 / split : MostClusters<Stream>(split);
+  const Deal deal = MakeDeal(params, Stream::kTokens, split, max_clusters, kIsSlim<Stream>);
+  LaunchClusters(GemmStreamKernel<Stream>, static_cast<unsigned>(deal.num_clusters * deal.split),
                  static_cast<unsigned>(deal.split), Stream::kThreads, shared_bytes, stream, params,
                  deal);
+}
+
+// Whether clusters of a block for each of two pairs, twice as many, all run at once. Then a block's
+// parts are whole stages of two column blocks.
+template <typename Stream>
+bool HasBlocksForPairs(const CudaGemmParams& params, int split) {
+  const TiledMatrix& w = params.problems[0].w;
+  return params.num_problems == 1 && split <= 4 && w.col_blocks() % (2 * split) == 0 &&
+         (w.row_tiles() + 1) / 2 <= MostClusters<Stream>(2 * split);
 }
 
 template <int kN, bool kWide>
@@ -350,7 +392,12 @@ void RunSorted(const CudaGemmParams& params, device::Stream& stream) {
                    [](const GemmProblem& a, const GemmProblem& b) {
                      return a.w.col_blocks() > b.w.col_blocks();
                    });
-  const int split = ColumnSplit<kN, kWide>(sorted);
+  const int split = OwnParts(sorted);
+  if constexpr (kWide && kN <= 32) {
+    if (HasBlocksForPairs<PairStream<kN>>(sorted, split)) {
+      return Run<PairStream<kN>>(sorted, 2 * split, stream);
+    }
+  }
   if constexpr (kWide && kN == 8) {
     const bool few = sorted.problems[0].w.row_tiles() / 2 * split <= kMultiprocessors / 2;
     if (few) return Run<WideStreamOfFew>(sorted, split, stream);
@@ -359,6 +406,10 @@ void RunSorted(const CudaGemmParams& params, device::Stream& stream) {
 }
 
 }  // namespace
+
+int NumColumnParts(const CudaGemmParams& params) {
+  return IsLarge(params) ? 1 : ColumnParts(params);
+}
 
 void LaunchGemmStream(const CudaGemmParams& params, device::Stream& stream) {
   if (IsSlim(params)) return Run<SlimStream>(params, SlimSplit(params), stream);

@@ -53,8 +53,11 @@ enum class StreamFormat { kPlain, kWide };  // FP8 and BF16; FP8 as BF16
 
 // kFullBlocks: column blocks of a full stage of FP8 or BF16. kPairs: of warpgroups; two share the
 // column blocks of every stage, for weights that take more instructions than one pair can issue.
-// kTiles: row tiles of an item, at most, and warpgroups of a pair.
-template <int kN, StreamFormat kFormat, int kFullBlocks, int kPairs, int kStages, int kTiles = 2>
+// kTiles: row tiles of an item, at most, and warpgroups of a pair. kColumnsApart 2: a block's
+// column blocks are every other one, as one of two pairs has them: two blocks of one pair give the
+// sums of one block of two.
+template <int kN, StreamFormat kFormat, int kFullBlocks, int kPairs, int kStages, int kTiles = 2,
+          int kColumnsApart = 1>
 class WeightStream {
  public:
   static constexpr int kTokens = kN;
@@ -67,6 +70,8 @@ class WeightStream {
   static constexpr int kThreads = kConsumers + 64;
   static_assert(kPairs == 1 || (kPairs == 2 && kFullBlocks == 2));
   static_assert(kTiles == 2 || (kTiles == 1 && kPairs == 1));
+  static constexpr int kApart = kColumnsApart;
+  static_assert(kApart == 1 || (kWide && kPairs == 1 && kFullBlocks == 1));
   static constexpr int kXTileBytes = kN * 128;
   static constexpr int kWeightTileBytes = 8192;  // of weights, in a column block
   static constexpr int kWeightBytes = kTiles * kFullBlocks * kWeightTileBytes;
@@ -144,7 +149,7 @@ class WeightStream {
             BulkCopyTo(to, from, bytes, &s_.landed[stage.index]);
           }
         }
-        from += bytes;
+        from += kApart * bytes;
         stage.Next();
       }
     }
@@ -309,7 +314,7 @@ class WeightStream {
 
   __device__ Role MakeRole(const StreamItem& p) {
     if (lane() < kXTiles) {
-      return {p.x + lane() * p.x_block_bytes, kXTiles * p.x_block_bytes, XTileBytes(p),
+      return {p.x + lane() * p.x_block_bytes, kApart * kXTiles * p.x_block_bytes, XTileBytes(p),
               SharedAddress(s_.x) + lane() * kXTileBytes, kXBytes};
     }
     const int i = lane() - kXTiles;
@@ -336,7 +341,7 @@ class WeightStream {
   // taken, so that nothing waits for them.
   __device__ void LoadScales(const StreamItem& p, int block) {
     if (p.scales == nullptr) return;
-    const int mine = min(block + lane(), p.info.num_blocks - 1);
+    const int mine = kApart * min(block + lane(), p.info.num_blocks - 1);
     loaded_[0] = p.scales[mine];
     loaded_[1] = p.scales[p.scales_stride + mine];
   }

@@ -31,8 +31,14 @@ struct TiledMatrix {
   int64_t cols = 0;
   const std::byte* tiles = nullptr;
   const uint8_t* scales = nullptr;  // FP8 kinds: ue8m0 [ceil(rows / 128), cols / 128]
+  int64_t matrix_cols = 0;          // of the matrix that these are some columns of; 0: all
   constexpr int64_t row_tiles() const { return (rows + kTileMatrixRows - 1) / kTileMatrixRows; }
   constexpr int64_t col_blocks() const { return cols / TileMatrixCols(kind); }
+  constexpr bool is_whole() const { return matrix_cols == 0 || matrix_cols == cols; }
+  // From a row tile to the next one.
+  constexpr int64_t matrix_col_blocks() const {
+    return (is_whole() ? cols : matrix_cols) / TileMatrixCols(kind);
+  }
 };
 
 inline int64_t TiledBytes(TileKind kind, int64_t rows, int64_t cols) {

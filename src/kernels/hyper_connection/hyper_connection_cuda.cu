@@ -39,11 +39,15 @@ __device__ float4 operator+(float4 a, float4 b) {
 }
 __device__ float Dot(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
 
-// kExchange: each rank has some columns of the output. kTokens: of a cluster; the last cluster may
-// have one less, whose sums are nobody's.
-template <bool kHead, bool kExchange, int kTokens>
+// What each of several ranks has of the output.
+enum class Ranks { kAll, kColumns, kSumsOf2, kSumsOf4 };
+
+// kTokens: of a cluster; the last cluster may have one less, whose sums are nobody's.
+template <bool kHead, Ranks kRanks, int kTokens>
 class Boundary {
  public:
+  static constexpr bool kAdds = kRanks == Ranks::kSumsOf2 || kRanks == Ranks::kSumsOf4;
+  static constexpr int kOthers = kRanks == Ranks::kSumsOf4 ? 3 : 1;  // that have sums
   static constexpr int kMixes = kHead ? kS : kNumMixes;
   static constexpr int kMixesPerWarp = kHead ? 1 : 3;
   static constexpr int kParts = kWarps / (kMixes / kMixesPerWarp);  // of the columns
@@ -97,7 +101,7 @@ class Boundary {
     }
     ClusterArrive();
     if (warp() == 0) FetchMixers();
-    if constexpr (kExchange) number_ = ExchangeNumber(p_.gather.exchange);
+    if constexpr (kRanks != Ranks::kAll) number_ = ExchangeNumber(p_.gather.exchange);
     if (end_warp_ < blocks_) {
       norm_ = LoadBits(p_.norm_weight + column0_ + end_warp_ * 128 + lane() * 4);
     }
@@ -211,6 +215,49 @@ class Boundary {
     return y;
   }
 
+  // Four columns of the output, of which all ranks send their sums to all others.
+  __device__ float4 AddedOutput(int64_t column) const {
+    const PeerView& peers = p_.gather.exchange.peers;
+    const float4 own =
+        *reinterpret_cast<const float4*>(p_.gather.sums + Row(post_token_) * hidden_ + column);
+    // Of 32 such, the packets of the first halves side by side, then those of the others.
+    const int64_t packet = (Row(post_token_) * hidden_ + column / 128 * 128) / 2 + column % 128 / 4;
+    SendPacket(peers, number_, packet, {__float_as_uint(own.x), __float_as_uint(own.y)});
+    SendPacket(peers, number_, packet + 32, {__float_as_uint(own.z), __float_as_uint(own.w)});
+    float4 others[kOthers];
+    ReceiveSums(packet, others);
+    const auto part = [&](int r) {
+      const float4 before = others[max(r - 1, 0)], after = others[min(r, kOthers - 1)];
+      return r == peers.rank ? own : r > peers.rank ? before : after;
+    };
+    const float4 sum = part(0) + part(1);
+    return RoundQuad(kOthers == 1 ? sum : sum + (part(2) + part(3)));
+  }
+  // All other ranks' at once.
+  __device__ void ReceiveSums(int64_t packet, float4 (&others)[kOthers]) const {
+    const PeerView& peers = p_.gather.exchange.peers;
+    const uint2 tags = Tags(number_);
+    Patience patience(peers, 0);
+    int missing;  // a rank
+    do {
+      uint4 first[kOthers], second[kOthers];
+      missing = -1;
+#pragma unroll
+      for (int i = 0; i < kOthers; ++i) {
+        const uint4* const at = PacketAt(peers, peers.rank, Other(i), number_, packet);
+        first[i] = LoadPacket(at);
+        second[i] = LoadPacket(at + 32);
+      }
+#pragma unroll
+      for (int i = 0; i < kOthers; ++i) {
+        if (!HasTags(first[i], tags) || !HasTags(second[i], tags)) missing = Other(i);
+        others[i] = {__uint_as_float(first[i].x), __uint_as_float(first[i].z),
+                     __uint_as_float(second[i].x), __uint_as_float(second[i].z)};
+      }
+    } while (missing >= 0 && patience.Wait(missing));
+  }
+  __device__ int Other(int i) const { return i < p_.gather.exchange.peers.rank ? i : i + 1; }
+
   // x_k = b(post_k y + sum_j C[j][k] x_j), four columns a thread, kept in shared memory.
   __device__ void Post() {
     if (!Exists(post_token_)) {
@@ -223,7 +270,9 @@ class Boundary {
       return;
     }
     const int64_t column = column0_ + post_column_;
-    const float4 y = kExchange ? GatheredOutput(column) : Output(column);
+    const float4 y = kAdds                       ? AddedOutput(column)
+                     : kRanks == Ranks::kColumns ? GatheredOutput(column)
+                                                 : Output(column);
     const OfToken& own = s_.of[post_token_];
     float4 in[kS];
     for (int j = 0; j < kS; ++j) in[j] = WidenQuad(streams_[j]);
@@ -352,12 +401,12 @@ class Boundary {
 };
 
 // Half of the registers and of the shared memory: a block gets ready beside the product before.
-template <bool kHead, bool kExchange, int kTokens>
+template <bool kHead, Ranks kRanks, int kTokens>
 __global__ void __launch_bounds__(kThreads, 2)
     BoundaryKernel(const __grid_constant__ CudaHyperConnectionParams params, int cluster,
                    int slice) {
   extern __shared__ float4 memory[];
-  Boundary<kHead, kExchange, kTokens>(params, cluster, slice, memory).Run();
+  Boundary<kHead, kRanks, kTokens>(params, cluster, slice, memory).Run();
 }
 
 struct Slices {
@@ -372,32 +421,32 @@ struct Slices {
   int cluster;  // blocks
 };
 
-template <bool kHead, bool kExchange, int kTokens>
+template <bool kHead, Ranks kRanks, int kTokens>
 void Run(const CudaHyperConnectionParams& params, device::Stream& stream) {
-  const auto kernel = BoundaryKernel<kHead, kExchange, kTokens>;
+  const auto kernel = BoundaryKernel<kHead, kRanks, kTokens>;
   const Slices slices(params.hidden);
   device::CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
                     __FILE__, __LINE__);
   const auto cluster = static_cast<unsigned>(slices.cluster);
   const auto clusters = static_cast<unsigned>((params.num_tokens + kTokens - 1) / kTokens);
   LaunchClusters(kernel, clusters * cluster, cluster, kThreads,
-                 Boundary<kHead, kExchange, kTokens>::DynamicBytes(slices.size), stream, params,
+                 Boundary<kHead, kRanks, kTokens>::DynamicBytes(slices.size), stream, params,
                  slices.cluster, slices.size);
 }
 
 // More clusters than that do not find room beside the product before them.
 constexpr int64_t kMostSingleTokens = 6;
 
-template <bool kHead, bool kExchange>
+template <bool kHead, Ranks kRanks>
 void RunTokens(const CudaHyperConnectionParams& params, device::Stream& stream) {
-  params.num_tokens <= kMostSingleTokens ? Run<kHead, kExchange, 1>(params, stream)
-                                         : Run<kHead, kExchange, 2>(params, stream);
+  params.num_tokens <= kMostSingleTokens ? Run<kHead, kRanks, 1>(params, stream)
+                                         : Run<kHead, kRanks, 2>(params, stream);
 }
 
-// Of clusters of two tokens of the kernel with an exchange, that run at once.
-template <bool kHead>
+// Of clusters of two tokens that run at once.
+template <bool kHead, Ranks kRanks>
 int64_t MaxExchangeTokens(int64_t hidden) {
-  const auto kernel = BoundaryKernel<kHead, true, 2>;
+  const auto kernel = BoundaryKernel<kHead, kRanks, 2>;
   const Slices slices(hidden);
   const auto set = [&](cudaFuncAttribute attribute, int value) {
     device::CheckCuda(cudaFuncSetAttribute(kernel, attribute, value), __FILE__, __LINE__);
@@ -405,17 +454,25 @@ int64_t MaxExchangeTokens(int64_t hidden) {
   set(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   set(cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
   return int64_t{2} * MaxClusters(kernel, static_cast<unsigned>(slices.cluster), kThreads,
-                                  Boundary<kHead, true, 2>::DynamicBytes(slices.size));
+                                  Boundary<kHead, kRanks, 2>::DynamicBytes(slices.size));
 }
 
 template <bool kHead>
 void RunTokens(const CudaHyperConnectionParams& params, device::Stream& stream) {
   const PeerView& peers = params.gather.exchange.peers;
-  if (peers.size == 1) return RunTokens<kHead, false>(params, stream);
+  if (peers.size == 1) return RunTokens<kHead, Ranks::kAll>(params, stream);
+  CHECK(params.output.y != nullptr);
+  if constexpr (!kHead) {
+    if (params.gather.sums != nullptr) {
+      CHECK(peers.size == 2 || peers.size == 4);
+      CHECK_LE(params.num_tokens * params.hidden / 2, kMaxPackets);
+      return peers.size == 2 ? RunTokens<kHead, Ranks::kSumsOf2>(params, stream)
+                             : RunTokens<kHead, Ranks::kSumsOf4>(params, stream);
+    }
+  }
   CHECK_LE(params.num_tokens * params.hidden / 4, kMaxPackets);
   CHECK_GT(params.gather.columns.least(peers.size), 0);  // else who waits would wait for ever
-  CHECK(params.output.y != nullptr);
-  RunTokens<kHead, true>(params, stream);
+  RunTokens<kHead, Ranks::kColumns>(params, stream);
 }
 
 }  // namespace
@@ -429,8 +486,10 @@ void Launch(const CudaHyperConnectionParams& params, device::Stream& stream) {
 }
 
 int64_t MaxExchangeTokens(int64_t hidden) {
-  return std::min(std::min(MaxExchangeTokens<false>(hidden), MaxExchangeTokens<true>(hidden)),
-                  kLargeBoundaryTokens - 1);
+  return std::min({MaxExchangeTokens<false, Ranks::kColumns>(hidden),
+                   MaxExchangeTokens<false, Ranks::kSumsOf2>(hidden),
+                   MaxExchangeTokens<false, Ranks::kSumsOf4>(hidden),
+                   MaxExchangeTokens<true, Ranks::kColumns>(hidden), kLargeBoundaryTokens - 1});
 }
 
 }  // namespace fathom::kernels

@@ -6,7 +6,7 @@
 // also reads the streams, post and pair_of before that wait: whoever writes them is not its
 // predecessor. From 17 tokens on, and for prefill: boundary_large.h.
 //
-// Where a rank has some columns of the output, the same launch completes it
+// Where a rank has some columns of the output, or a part of its sums, the same launch completes it
 // (collective/peer_view.h), for as few tokens as all blocks run at once.
 #pragma once
 
@@ -35,10 +35,12 @@ struct SublayerOutput {
   int num_chosen = 0;
 };
 
-// What completes an output of which each rank has some columns, multiples of 4 and none without.
+// What completes an output of which each rank has some columns, multiples of 4 and none without;
+// or, of 2 or 4 ranks, a part of the sums, which are added up as a tree (gemm_cuda.h).
 struct OutputExchange {
   PeerExchange exchange;
   RankParts columns;
+  const float* sums = nullptr;  // [num_tokens, hidden]; then output.y is not read
 };
 
 struct CudaHyperConnectionParams {
