@@ -470,6 +470,13 @@ TEST_F(ExpertsCudaTest, MatchTheCpu) {
   Check(small, 3, WeightDType::kFp8, true, /*prefill=*/true);
 }
 
+// Columns in whole stages; intermediates of four and of sixteen column blocks, as packets.
+TEST_F(ExpertsCudaTest, OneTokensKernelMatchesTheCpu) {
+  for (const int64_t intermediate : {512, 2048}) {
+    Check({1024, intermediate, 8, 6}, 1, WeightDType::kFp4, false);
+  }
+}
+
 TEST_F(ExpertsCudaTest, ScalesOfARowMayBeFarApart) {
   Layer layer = MakeLayer({512, 256, 8, 4}, WeightDType::kFp4, false);
   SpreadScales(layer);
