@@ -15,19 +15,18 @@ inline constexpr int kSelectThreads = 512;
 inline constexpr int kSelectCandidates = 512;  // at most, that are passed around
 inline constexpr int kMaxSelectParts = 256;    // blocks of a token
 
-// What the blocks of one token share, in device memory: zero between launches. Nobody waits for
-// flags: merged bins are complete when they count as many entries as there are, and words are
-// there when they are not zero.
+// What the blocks of one token share, in device memory: zero between launches. Nothing is fenced:
+// merged bins are complete when they count as many entries as there are, and words are there when
+// they are not zero.
 struct SelectCounters {
   int bins[3][kRankBins];  // of rounds r, r + 1, r + 2
-  int left;
-  int unused[3];
+  int arrived, left;
+  int unused[2];
 };
-// What a block tells the others of its token.
-struct SelectPart {
+// What a block tells the others of its token, most of it in the first 32 bytes.
+struct alignas(32) SelectPart {
   uint64_t counts;  // entries chosen for sure, and one more, in the high half; candidates
   uint64_t candidates[kSelectCandidates];
-  uint64_t unused;
 };
 
 struct RankSelectShared {
@@ -137,7 +136,20 @@ class RankSelect {
     for (int i = threadIdx.x; i < kRankBins; i += kSelectThreads) {
       if (s_.bins[i] != 0) atomicAdd(bins + i, s_.bins[i]);
     }
+    Await();
     return bins;
+  }
+  // Until all blocks have come here, so that few read bins before they are complete, and again.
+  // Nothing is said to be visible.
+  __device__ void Await() {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      expected_ += parts_;
+      atomicAdd(&counters_->arrived, 1);
+      while (*const_cast<const volatile int*>(&counters_->arrived) < expected_) {
+      }
+    }
+    __syncthreads();
   }
   // Of a round that all blocks have read, as what follows it is complete.
   __device__ void ClearRound(int round) const {
@@ -267,7 +279,7 @@ class RankSelect {
     if (threadIdx.x == 0) s_.last = left_ == parts_ - 1;
     __syncthreads();
     if (!s_.last) return;
-    if (threadIdx.x == 0) counters_->left = 0;
+    if (threadIdx.x == 0) counters_->arrived = counters_->left = 0;
     for (int p = FirstPart(); p < parts_; p += kPartsAtOnce) {
       const int lane = threadIdx.x % kPartLanes;
       if (lane == 0) exchange_[p].counts = 0;
@@ -366,6 +378,7 @@ class RankSelect {
   SelectCounters* counters_;
   SelectPart* exchange_;
   int num_listed_ = 0;  // candidates of all blocks
+  int expected_ = 0;    // arrivals, thread 0 only
   int left_ = 0;        // blocks, before this one
 };
 
