@@ -13,6 +13,7 @@
 #include "base/float_types.h"
 #include "comm/cuda_testing.h"
 #include "comm/next_values.h"
+#include "kernels/gemm/gemm_cuda.h"
 
 namespace fathom::comm {
 namespace {
@@ -493,34 +494,78 @@ TEST_P(CudaPeersTest, ABoundaryGathersItself) {
   }
 }
 
-// Sums of parts near each other's negatives: the order in which they are added is seen.
-TEST_P(CudaPeersTest, ABoundaryAddsUpWhatAllRanksHave) {
+// A product that reads so many columns, the same on every rank.
+struct TestProduct {
+  device::Buffer tiles, scales, x, x_scales;
+  kernels::CudaGemmParams params;
+
+  TestProduct(const TestRank& rank, int64_t cols, int64_t tokens) {
+    const int64_t padded = kernels::PaddedTokens(tokens);
+    std::mt19937 random(static_cast<uint32_t>(cols));
+    const auto bytes = [&](int64_t count, uint32_t mask, uint32_t base) {
+      std::vector<uint32_t> words(static_cast<size_t>(count / 4));
+      for (uint32_t& word : words) word = (static_cast<uint32_t>(random()) & mask) + base;
+      return rank.Upload(words);
+    };
+    tiles = bytes(kBoundaryHidden * cols, 0xf7f7f7f7, 0);  // codes that are numbers
+    scales = bytes(kBoundaryHidden / 128 * cols / 128, 0x07070707, 0x6e6e6e6e);
+    x = bytes(padded * cols, 0xf7f7f7f7, 0);
+    x_scales = rank.Upload(std::vector<float>(static_cast<size_t>(padded * cols / 128), 0x1p-6f));
+    params.num_problems = 1;
+    params.num_tokens = tokens;
+    params.problems[0] = {.w = {.kind = kernels::TileKind::kFp8,
+                                .rows = kBoundaryHidden,
+                                .cols = cols,
+                                .tiles = tiles.data(),
+                                .scales = As<uint8_t>(scales)},
+                          .x_fp8 = {As<uint8_t>(x), As<float>(x_scales), padded / 8},
+                          .x_bf16 = {},
+                          .y_stride = kBoundaryHidden,
+                          .y_fp8 = {}};
+  }
+  kernels::CudaGemmParams Whole(void* y) const {
+    kernels::CudaGemmParams whole = params;
+    whole.problems[0].y = y;
+    return whole;
+  }
+  kernels::CudaGemmParams Part(int index, int parts, float* sums) const {
+    kernels::CudaGemmParams part = params;
+    kernels::GemmProblem& p = part.problems[0];
+    const int64_t block = p.w.col_blocks() / parts * index;
+    p.w.matrix_cols = p.w.cols;
+    p.w.cols /= parts;
+    p.w.tiles += block * kernels::TileMatrixBytes(p.w.kind);
+    p.w.scales += block;
+    p.x_fp8.codes += block * p.x_fp8.row_groups * kernels::kTileBytes;
+    p.x_fp8.scales += block * p.x_fp8.row_groups * kernels::kTileRows;
+    p.output = kernels::GemmOutput::kF32;
+    p.y = sums;
+    return part;
+  }
+};
+
+// Each rank multiplies some of the columns: the bits of one that multiplies all.
+TEST_P(CudaPeersTest, ABoundaryAddsUpWhatAllRanksMultiply) {
   TestRanks ranks = Make(kOptions);
   const kernels::RankParts columns = Parts(ranks.size(), kBoundaryHidden, 128);
   for (const int64_t tokens : kBoundaryTokens) {
-    const auto count = static_cast<size_t>(tokens * kBoundaryHidden);
-    std::mt19937 random(static_cast<uint32_t>(tokens));
-    std::vector<std::vector<float>> sums(static_cast<size_t>(ranks.size()));
-    for (size_t r = 0; r < sums.size(); ++r) {
-      for (size_t i = 0; i < count; ++i) {
-        const float noise = static_cast<float>(static_cast<int32_t>(random())) * 0x1p-36f;
-        sums[r].push_back((r % 3 == 0 ? 1.0f : -1.0f) + noise);
-      }
-    }
-    std::vector<BFloat16> whole;
-    for (size_t i = 0; i < count; ++i) {
-      float sum = sums[0][i] + sums[1][i];
-      if (ranks.size() == 4) sum += sums[2][i] + sums[3][i];
-      whole.emplace_back(sum);
-    }
     ranks.OnAll([&](TestRank& rank) {
-      const auto own = rank.Upload(sums[static_cast<size_t>(rank.collectives->rank())]);
-      const auto y = rank.Upload(whole), poisoned = rank.Poisoned(static_cast<int64_t>(count) * 2);
-      kernels::OutputExchange add = rank.collectives->GatherInBoundary(tokens, columns);
-      add.sums = As<float>(own);
-      const auto actual = RunBoundary(rank, tokens, {.y = As<__nv_bfloat16>(poisoned)}, add);
-      ExpectSameBits(actual, RunBoundary(rank, tokens, {.y = As<__nv_bfloat16>(y)}, {}), tokens);
-      EXPECT_TRUE(rank.collectives->Check().ok());
+      for (const int64_t cols : {4096, 8192}) {
+        const TestProduct product(rank, cols, tokens);
+        const auto sums = rank.Poisoned(tokens * kBoundaryHidden * 4);
+        const auto none = rank.Poisoned(tokens * kBoundaryHidden * 2);
+        const auto y = rank.Poisoned(tokens * kBoundaryHidden * 2);
+        kernels::OutputExchange add = rank.collectives->GatherInBoundary(tokens, columns);
+        add.sums = As<float>(sums);
+        kernels::Launch(kernels::CudaColumnSumsParams{product.Part(rank.collectives->rank(),
+                                                                   ranks.size(), As<float>(sums)),
+                                                      add.exchange},
+                        *rank.stream);
+        const auto actual = RunBoundary(rank, tokens, {.y = As<__nv_bfloat16>(none)}, add);
+        kernels::Launch(product.Whole(y.data()), *rank.stream);
+        ExpectSameBits(actual, RunBoundary(rank, tokens, {.y = As<__nv_bfloat16>(y)}, {}), tokens);
+        EXPECT_TRUE(rank.collectives->Check().ok());
+      }
     });
   }
 }

@@ -63,6 +63,12 @@ int64_t CudaTensorRanks::MostAddedTokens() const {
   return grouped_.least(size()) == grouped_.most(size()) ? wo_b.num_tokens - 1 : 0;
 }
 
+const kernels::PeerExchange& CudaTensorRanks::BeginSums(const CudaStep& step) {
+  sums_ = collectives_->GatherInBoundary(step.batch.num_tokens, outputs_);
+  sums_.sums = ws_.output_sums;
+  return sums_.exchange;
+}
+
 bool CudaTensorRanks::HaveFewRows() const {
   return grouped_.begin[size()] * kBlock >= kManyGroupedColumns;
 }
@@ -156,8 +162,8 @@ kernels::OutputExchange CudaTensorRanks::CompleteOutput(const CudaStep& step, in
   const bool is_attention = output.pair_of == nullptr;
   if (step.is_share() && is_attention) return {};  // this rank's tokens are whole
   if (!step.prefill) {
-    kernels::OutputExchange gather = collectives_->GatherInBoundary(num_rows, outputs_);
-    if (is_attention && AddsOutputs(step)) gather.sums = ws_.output_sums;
+    if (is_attention && AddsOutputs(step)) return sums_;
+    const kernels::OutputExchange gather = collectives_->GatherInBoundary(num_rows, outputs_);
     if (gather.exchange.peers.size > 1) return gather;
   }
   if (MirrorsOf(step).count > 0 && is_attention) {

@@ -64,6 +64,8 @@ class CudaTensorRanks {
   bool AddsOutputs(const CudaStep& step) const {
     return !step.prefill && step.batch.num_tokens <= most_added_tokens_;
   }
+  // The exchange of these sums, which begins with wo_b's product and ends in the boundary.
+  const kernels::PeerExchange& BeginSums(const CudaStep& step);
   // Whether ranks of attention have few rows: CudaGemmParams::few_rows.
   bool HaveFewRows() const;
 
@@ -116,6 +118,7 @@ class CudaTensorRanks {
   // and of the logits.
   kernels::RankParts grouped_, intermediate_, outputs_, vocabulary_;
   int64_t most_added_tokens_ = 0;
+  kernels::OutputExchange sums_;  // of the layer that is being enqueued
   Status exchanged_;
 };
 

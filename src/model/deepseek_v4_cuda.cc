@@ -483,8 +483,11 @@ class CudaModel final : public DeepSeekV4 {
       second.problems[0].x_fp8 = ranks_.OwnGroups(grouped);
       second.problems[0].output = GemmOutput::kF32;
       second.problems[0].y = ws_->output_sums;
+      Enqueue(step, "output product",
+              kernels::CudaColumnSumsParams{second, ranks_.BeginSums(step)});
+    } else if (part.wo_b.rows > 0) {
+      Enqueue(step, "output product", second);
     }
-    if (part.wo_b.rows > 0) Enqueue(step, "output product", second);
   }
 
   // The embedding has them all; of later stages the host does.

@@ -102,6 +102,12 @@ __device__ __forceinline__ uint2 ReceivePacket(const PeerView& peers, uint64_t n
   return {p.x, p.z};
 }
 
+// The packet of a row's FP32 sums in `column` and the next one. Of 32 quads of columns the packets
+// of the first halves are side by side, then those of the others.
+__device__ __forceinline__ int64_t SumPacket(int64_t row, int64_t width, int64_t column) {
+  return (row * width + column / 128 * 128) / 2 + column / 2 % 2 * 32 + column % 128 / 4;
+}
+
 // The flag of a block of rank `from` in the memory of rank `to`.
 __device__ __forceinline__ uint64_t* FlagAt(const PeerView& peers, int to, int from, int block) {
   auto* const flags = reinterpret_cast<uint64_t*>(peers.memory[to] + peers.layout.flags_offset);

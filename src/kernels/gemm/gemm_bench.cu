@@ -113,7 +113,8 @@ class Bench {
           p.y_fp8 = {reinterpret_cast<uint8_t*>(y_), reinterpret_cast<float*>(scales_), groups};
         }
       }
-      const double turn = Time(layers, false), idle = Time(layers, true);
+      const bool sums = product.has_columns;
+      const double turn = Time(layers, false, sums), idle = Time(layers, true, sums);
       std::printf("  %3d: %5.1f %5.1f", static_cast<int>(n), turn, idle - idle_);
       std::fflush(stdout);
     }
@@ -133,10 +134,12 @@ class Bench {
   }
 
   // Microseconds a layer, in turn or with an idle kernel before each.
-  double Time(const std::vector<CudaGemmParams>& layers, bool idle) {
+  double Time(const std::vector<CudaGemmParams>& layers, bool idle, bool sums = false) {
     return bench_.Time(static_cast<int>(layers.size()), [&](int i) {
       if (idle) LaunchKernel(IdleKernel, 1, 32, 0, bench_.stream());
-      Launch(layers[static_cast<size_t>(i)], bench_.stream());
+      const CudaGemmParams& layer = layers[static_cast<size_t>(i)];
+      sums ? Launch(CudaColumnSumsParams{layer, {}}, bench_.stream())
+           : Launch(layer, bench_.stream());
     });
   }
 

@@ -16,7 +16,6 @@ void Check(const CudaGemmParams& params) {
     CHECK_EQ(p.w.cols % TileMatrixCols(p.w.kind), 0);
     CHECK_LE(p.w.cols, kMaxCols);
     CHECK_EQ(p.w.rows % (2 * p.groups), 0);
-    CHECK(p.w.is_whole() || NumColumnParts(params) > 1);
     CHECK(params.mirrors.count == 0 || (params.prefill && p.w.rows % 128 == 0 &&
                                         p.output != GemmOutput::kF32 && p.y_stride % 8 == 0));
     CHECK(p.groups == 1 || p.w.rows / p.groups % 128 == 0);
@@ -31,8 +30,19 @@ void Check(const CudaGemmParams& params) {
 void Launch(const CudaGemmParams& params, device::Stream& stream) {
   if (params.num_tokens == 0) return;
   Check(params);
+  for (int i = 0; i < params.num_problems; ++i) CHECK(params.problems[i].w.is_whole());
   if (IsLarge(params)) return LaunchLarge(params, stream);
   LaunchGemmStream(params, stream);
+}
+
+void Launch(const CudaColumnSumsParams& params, device::Stream& stream) {
+  const GemmProblem& p = params.product.problems[0];
+  Check(params.product);
+  CHECK(p.w.kind == TileKind::kFp8 && p.output == GemmOutput::kF32);
+  CHECK(params.product.num_problems == 1 && params.product.num_tokens <= 16);
+  CHECK(!params.product.prefill);
+  CHECK_LE(params.product.num_tokens * p.w.rows / 2, kMaxPackets);
+  LaunchColumnSums(params, stream);
 }
 
 }  // namespace fathom::kernels

@@ -186,7 +186,11 @@ class GemmCudaTest : public CudaTest {
       part.x_fp8.scales += first * part.x_fp8.row_groups * kTileRows;
       const device::Buffer y = Poisoned(tokens * c.rows * 4);
       part.y = y.data();
-      Launch({.problems = {part}, .num_problems = 1, .num_tokens = tokens, .few_rows = few_rows},
+      Launch(CudaColumnSumsParams{.product = {.problems = {part},
+                                              .num_problems = 1,
+                                              .num_tokens = tokens,
+                                              .few_rows = few_rows},
+                                  .exchange = {}},
              *gpu_stream_);
       return Download<float>(y);
     };

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "kernels/collective/packets.cuh"
 #include "kernels/gemm/gemm_large.h"
 #include "kernels/gemm/gemm_stream_cuda.h"
 #include "kernels/gemm/weight_stream.cuh"
@@ -102,10 +103,30 @@ struct GemmItems {
   }
 };
 
+// Who else gets two FP32 sums of a row: nobody, or all other ranks.
+struct NoExchange {};
+struct NoSender {
+  __device__ explicit NoSender(const NoExchange&) {}
+  __device__ void Send(int64_t, int64_t, int64_t, float2) const {}
+};
+struct PacketSender {
+  const PeerView& peers;
+  const uint64_t number;
+
+  __device__ explicit PacketSender(const PeerExchange& exchange)
+      : peers(exchange.peers), number(peers.size == 1 ? 0 : ExchangeNumber(exchange)) {}
+  __device__ void Send(int64_t row, int64_t width, int64_t column, float2 sum) const {
+    SendPacket(peers, number, SumPacket(row, width, column),
+               {__float_as_uint(sum.x), __float_as_uint(sum.y)});
+  }
+};
+template <typename Exchange>
+using SenderOf = std::conditional_t<std::is_same_v<Exchange, PeerExchange>, PacketSender, NoSender>;
+
 // The tokens rank, rank + split, … of an item's rows.
-template <typename Stream>
+template <typename Stream, typename Sender>
 __device__ void WriteRows(const GemmProblem& p, const StreamInfo& info, const Stream& stream,
-                          const float (*inbox)[Stream::kRows]) {
+                          const float (*inbox)[Stream::kRows], const Sender& sender) {
   constexpr int kThreadsEach = 32 * Stream::kRowTiles;  // of a token
   const int row = static_cast<int>(threadIdx.x % kThreadsEach) * 2;
   const int in_matrix = info.place[1] * 64 + row;
@@ -121,6 +142,7 @@ __device__ void WriteRows(const GemmProblem& p, const StreamInfo& info, const St
           __floats2bfloat162_rn(sum.x, sum.y);
     } else {
       *reinterpret_cast<float2*>(static_cast<float*>(p.y) + offset) = sum;
+      sender.Send(info.first_token + token, p.y_stride, in_matrix, sum);
     }
   }
 }
@@ -147,10 +169,11 @@ __device__ void WriteFp8(const Fp8Tiles& y, const StreamInfo& info, const Stream
   }
 }
 
-template <typename Stream>
+template <typename Stream, typename Sender>
 struct Writer {
   const CudaGemmParams& params;
   const Stream& stream;
+  const Sender sender;
 
   __device__ void Begin(const StreamInfo&) const {}
   __device__ void Finish(const StreamInfo& info, const float (*inbox)[Stream::kRows]) const {
@@ -158,7 +181,7 @@ struct Writer {
     if (p.output == GemmOutput::kFp8Tiles) {
       WriteFp8(p.y_fp8, info, stream, inbox);
     } else {
-      WriteRows(p, info, stream, inbox);
+      WriteRows(p, info, stream, inbox, sender);
     }
   }
 };
@@ -200,10 +223,10 @@ constexpr int kMostBlocks = kIsSlim<Stream>                         ? 4
                             : Stream::kWide || Stream::kTokens > 32 ? 1
                                                                     : 2;
 
-template <typename Stream>
+template <typename Stream, typename Exchange>
 __global__ void __launch_bounds__(kMostThreads<Stream>, kMostBlocks<Stream>)
     GemmStreamKernel(const __grid_constant__ CudaGemmParams params,
-                     const __grid_constant__ Deal deal) {
+                     const __grid_constant__ Deal deal, const __grid_constant__ Exchange exchange) {
   extern __shared__ __align__(1024) std::byte shared[];
   const int rank = static_cast<int>(blockIdx.x) & (deal.split - 1);
   Stream stream(*reinterpret_cast<typename Stream::Shared*>(shared), rank, deal.split_log2);
@@ -211,7 +234,8 @@ __global__ void __launch_bounds__(kMostThreads<Stream>, kMostBlocks<Stream>)
       params, deal, static_cast<int>(blockIdx.x) >> deal.split_log2, rank};
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp < Stream::kWarps) {
-    stream.Consume(items.count(), Writer<Stream>{params, stream});
+    using Sender = SenderOf<Exchange>;
+    stream.Consume(items.count(), Writer<Stream, Sender>{params, stream, Sender(exchange)});
   } else if (warp == Stream::kWarps) {
     stream.FetchWeights(items, deal.token_tiles == 1);
   } else {
@@ -347,10 +371,10 @@ Deal MakeDeal(const CudaGemmParams& params, int tokens_each, int split, int max_
 
 // At most a block for every multiprocessor: a cluster stays within a group of multiprocessors, and
 // these differ from GPU to GPU.
-template <typename Stream>
+template <typename Stream, typename Exchange = NoExchange>
 int MostClusters(int split) {
   const auto most = [](int blocks) {
-    return std::clamp(MaxClusters(GemmStreamKernel<Stream>, static_cast<unsigned>(blocks),
+    return std::clamp(MaxClusters(GemmStreamKernel<Stream, Exchange>, static_cast<unsigned>(blocks),
                                   Stream::kThreads, sizeof(typename Stream::Shared)),
                       1, kMultiprocessors / blocks);
   };
@@ -358,8 +382,9 @@ int MostClusters(int split) {
   return kMost[std::min(3, std::countr_zero(static_cast<unsigned>(split)))];
 }
 
-template <typename Stream>
-void Run(const CudaGemmParams& params, int split, device::Stream& stream) {
+template <typename Stream, typename Exchange = NoExchange>
+void Run(const CudaGemmParams& params, int split, device::Stream& stream,
+         const Exchange& exchange = {}) {
   // Blocks that are no cluster start wherever there is room, while the launch before still runs:
   // two of them on a multiprocessor would leave another without. So they ask for what only fits
   // beside a block of another launch.
@@ -368,11 +393,13 @@ void Run(const CudaGemmParams& params, int split, device::Stream& stream) {
   // Of a rank's columns not more than find a multiprocessor for themselves while the launch before
   // still holds the others.
   const bool is_beside = !kIsSlim<Stream> && !params.problems[0].w.is_whole();
-  const int max_clusters = is_beside ? kMultiprocessors / 2 / split : MostClusters<Stream>(split);
+  const int max_clusters =
+      is_beside ? kMultiprocessors / 2 / split : MostClusters<Stream, Exchange>(split);
   const Deal deal = MakeDeal(params, Stream::kTokens, split, max_clusters, kIsSlim<Stream>);
-  LaunchClusters(GemmStreamKernel<Stream>, static_cast<unsigned>(deal.num_clusters * deal.split),
+  LaunchClusters(GemmStreamKernel<Stream, Exchange>,
+                 static_cast<unsigned>(deal.num_clusters * deal.split),
                  static_cast<unsigned>(deal.split), Stream::kThreads, shared_bytes, stream, params,
-                 deal);
+                 deal, exchange);
 }
 
 // Whether clusters of a block for each of two pairs, twice as many, all run at once. Then a block's
@@ -409,6 +436,16 @@ void RunSorted(const CudaGemmParams& params, device::Stream& stream) {
 
 int NumColumnParts(const CudaGemmParams& params) {
   return IsLarge(params) ? 1 : ColumnParts(params);
+}
+
+void LaunchColumnSums(const CudaColumnSumsParams& params, device::Stream& stream) {
+  const CudaGemmParams& product = params.product;
+  if (IsSlim(product)) {
+    return Run<SlimStream>(product, SlimSplit(product), stream, params.exchange);
+  }
+  const int split = OwnParts(product);
+  product.num_tokens <= 8 ? Run<StreamOf<8, false>>(product, split, stream, params.exchange)
+                          : Run<StreamOf<16, false>>(product, split, stream, params.exchange);
 }
 
 void LaunchGemmStream(const CudaGemmParams& params, device::Stream& stream) {

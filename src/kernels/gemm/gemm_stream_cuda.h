@@ -7,5 +7,6 @@ namespace fathom::kernels {
 
 // What Launch of gemm_cuda.h has checked.
 void LaunchGemmStream(const CudaGemmParams& params, device::Stream& stream);
+void LaunchColumnSums(const CudaColumnSumsParams& params, device::Stream& stream);
 
 }  // namespace fathom::kernels

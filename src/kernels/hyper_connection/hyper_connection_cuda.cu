@@ -215,15 +215,12 @@ class Boundary {
     return y;
   }
 
-  // Four columns of the output, of which all ranks send their sums to all others.
+  // Four columns of the output, of which all ranks' products have sent their sums to all others.
   __device__ float4 AddedOutput(int64_t column) const {
     const PeerView& peers = p_.gather.exchange.peers;
     const float4 own =
         *reinterpret_cast<const float4*>(p_.gather.sums + Row(post_token_) * hidden_ + column);
-    // Of 32 such, the packets of the first halves side by side, then those of the others.
-    const int64_t packet = (Row(post_token_) * hidden_ + column / 128 * 128) / 2 + column % 128 / 4;
-    SendPacket(peers, number_, packet, {__float_as_uint(own.x), __float_as_uint(own.y)});
-    SendPacket(peers, number_, packet + 32, {__float_as_uint(own.z), __float_as_uint(own.w)});
+    const int64_t packet = SumPacket(Row(post_token_), hidden_, column);
     float4 others[kOthers];
     ReceiveSums(packet, others);
     const auto part = [&](int r) {

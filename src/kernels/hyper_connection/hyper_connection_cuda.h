@@ -36,7 +36,8 @@ struct SublayerOutput {
 };
 
 // What completes an output of which each rank has some columns, multiples of 4 and none without;
-// or, of 2 or 4 ranks, a part of the sums, which are added up as a tree (gemm_cuda.h).
+// or, of 2 or 4 ranks, a part of the sums, which are added up as a tree and which their products
+// have sent to the other ranks in this exchange (CudaColumnSumsParams).
 struct OutputExchange {
   PeerExchange exchange;
   RankParts columns;
