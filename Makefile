@@ -4,7 +4,7 @@ JOBS ?= $(shell nproc)
 PYTHON := .venv/bin/python
 SOURCES = git ls-files '*.h' '*.cc' '*.cu' '*.cuh'
 
-.PHONY: build test test-clients serve oracle test-gpu format check-format lint asan tsan clean
+.PHONY: build test test-clients serve oracle test-gpu racecheck format check-format lint asan tsan clean
 
 build:  ## the binary, at build/fathom
 	scripts/setup
@@ -48,6 +48,14 @@ test-gpu:  ## the tests of device code, on a machine with a GPU
 	ctest --test-dir build-cuda -j 1 --output-on-failure --no-tests=error
 	FATHOM_BINARY=$(CURDIR)/build-cuda/fathom $(PYTHON) -m pytest tests/e2e/gpu_ranks_test.py
 
+racecheck:  ## kernels' tests under compute-sanitizer's memcheck and racecheck, on a machine with a GPU
+	scripts/setup --test
+	cmake --preset racecheck
+	cmake --build --preset racecheck --target kernels_test -j $(JOBS)
+	for tool in memcheck racecheck; do \
+	  compute-sanitizer --tool $$tool --error-exitcode 1 build-racecheck/src/kernels/kernels_test --gtest_filter='*Cuda*' || exit; \
+	done
+
 format:  ## rewrites the sources in the one style
 	scripts/setup --lint
 	$(SOURCES) | xargs .venv/bin/clang-format -i
@@ -76,4 +84,4 @@ tsan:  ## every C++ test under ThreadSanitizer
 	ctest --test-dir build-tsan -j $(JOBS) --output-on-failure --no-tests=error
 
 clean:
-	rm -rf build build-debug build-asan build-tsan build-host build-cuda
+	rm -rf build build-debug build-asan build-tsan build-host build-cuda build-racecheck

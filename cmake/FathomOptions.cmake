@@ -1,6 +1,7 @@
 # Build options and the compile flags that every target shares.
 option(FATHOM_SANITIZE_ADDRESS "AddressSanitizer and UndefinedBehaviorSanitizer" OFF)
 option(FATHOM_SANITIZE_THREAD "ThreadSanitizer" OFF)
+option(FATHOM_RACECHECK "Kernels whose arrivals compute-sanitizer's racecheck can follow" OFF)
 option(FATHOM_FUZZ "libFuzzer programs of tests/fuzz (clang)" OFF)
 option(FATHOM_WERROR "Warnings are errors" ON)
 set(FATHOM_CUDA AUTO CACHE STRING "CUDA code: AUTO (compiled when nvcc is found), ON (required), OFF")
@@ -52,6 +53,9 @@ if(FATHOM_FUZZ)
   target_compile_options(fathom_flags INTERFACE -fsanitize=fuzzer-no-link,address,undefined
                                                 -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(fathom_flags INTERFACE -fsanitize=address,undefined)
+endif()
+if(FATHOM_RACECHECK)
+  target_compile_definitions(fathom_flags INTERFACE FATHOM_RACECHECK)
 endif()
 if(FATHOM_SANITIZE_THREAD)
   target_compile_options(fathom_flags INTERFACE -fsanitize=thread -fno-omit-frame-pointer)

@@ -31,11 +31,25 @@ __device__ inline void BarrierArrive(uint64_t* barrier) {
 }
 // Waits until what the warp has begun to load is there, whether it has used it or not.
 __device__ inline void FinishLoads() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
-// By one lane for its warp, below a __syncwarp(): what lies in shared memory may be overwritten. An
-// arrival alone does not wait for loads that nothing has used yet: a copy that came to a free stage
-// within a microsecond was seen to overtake them, where the warps of another kernel kept the
-// multiprocessor's shared memory busy.
-__device__ inline void BarrierHandBack(uint64_t* barrier) {
+// One lane arrives for a warp, below a __syncwarp(). racecheck does not see that what other lanes
+// did comes before such an arrival, so for it every lane arrives.
+#ifdef FATHOM_RACECHECK
+inline constexpr int kWarpArrivals = 32;
+#else
+inline constexpr int kWarpArrivals = 1;
+#endif
+// By a whole warp, for what its lanes have written and what they have read and used.
+__device__ inline void WarpArrive(uint64_t* barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 < kWarpArrivals) BarrierArrive(barrier);
+}
+// By a whole warp: what lies in shared memory may be overwritten. An arrival alone does not wait
+// for loads that nothing has used yet: a copy that came to a free stage within a microsecond was
+// seen to overtake them, where the warps of another kernel kept the multiprocessor's shared memory
+// busy.
+__device__ inline void WarpHandBack(uint64_t* barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 >= kWarpArrivals) return;
   FinishLoads();
   BarrierArrive(barrier);
 }

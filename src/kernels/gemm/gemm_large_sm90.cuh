@@ -79,12 +79,12 @@ class LargeMultiplier {
   __device__ static void Init(Ring& ring) {
     if (threadIdx.x == 0) {
       for (int i = 0; i < kLargeStages; ++i) {
-        BarrierInit(&ring.full[i], Ring::kExpands ? 9 : 1);
-        BarrierInit(&ring.empty[i], kMathThreads / 32);
+        BarrierInit(&ring.full[i], Ring::kExpands ? 8 * kWarpArrivals + 1 : 1);
+        BarrierInit(&ring.empty[i], kMathThreads / 32 * kWarpArrivals);
       }
       for (int i = 0; i < 2 * Ring::kRawStages; ++i) {
         BarrierInit(&ring.raw_full[0][i], 1);
-        BarrierInit(&ring.raw_empty[0][i], 4);
+        BarrierInit(&ring.raw_empty[0][i], 4 * kWarpArrivals);
       }
       for (uint64_t& exchange : ring.exchange) BarrierInit(&exchange, 1);
       BarrierInitFence();
@@ -195,11 +195,8 @@ class LargeMultiplier {
                      SharedAddress(ring_.weights[stage] + half * 8192),
                      WideScale(Ue8m0Value(tile.scales[0][k / 2])), thread());
         FenceSharedForWgmma();
-        __syncwarp();
-        if (thread() % 32 == 0) {
-          BarrierArrive(&ring_.full[stage]);
-          if (part == Ring::kStepsPerRaw - 1) BarrierArrive(&ring_.raw_empty[half][slot]);
-        }
+        WarpArrive(&ring_.full[stage]);
+        if (part == Ring::kStepsPerRaw - 1) WarpArrive(&ring_.raw_empty[half][slot]);
       }
     }
   }
@@ -252,9 +249,7 @@ class LargeMultiplier {
   __device__ uint64_t WeightDescriptor(int stage) {
     return SmemDescriptor(SharedAddress(ring_.weights[stage]));
   }
-  __device__ void Release(int stage) {
-    if (threadIdx.x % 32 == 0) BarrierHandBack(&ring_.empty[stage]);
-  }
+  __device__ void Release(int stage) { WarpHandBack(&ring_.empty[stage]); }
 
   template <int kMine>
   __device__ void AddStep(int stage, LargeSums& d) {

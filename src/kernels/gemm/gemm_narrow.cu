@@ -100,9 +100,9 @@ class NarrowMultiplier {
     if (threadIdx.x == 0) {
       for (int i = 0; i < Ring::kStages; ++i) {
         BarrierInit(&ring_.full[i], 1);
-        BarrierInit(&ring_.empty[i], kWide ? 8 : 4);
+        BarrierInit(&ring_.empty[i], (kWide ? 8 : 4) * kWarpArrivals);
       }
-      for (uint64_t& done : ring_.done) BarrierInit(&done, 4);
+      for (uint64_t& done : ring_.done) BarrierInit(&done, 4 * kWarpArrivals);
       BarrierInitFence();
     }
     __syncthreads();
@@ -129,8 +129,7 @@ class NarrowMultiplier {
           // A wait for a step is a wait for the next of its stage: nobody may be a round ahead.
           if (i > 0) BarrierWait(&ring_.done[1 - group()], (i - 1) / 2 & 1);
           item.scales != nullptr ? AddFp8(item, d) : AddBf16(item, d);
-          __syncwarp();
-          if (lane() == 0) BarrierArrive(&ring_.done[group()]);
+          WarpArrive(&ring_.done[group()]);
         }
         Write(item, d);
       }
@@ -195,10 +194,7 @@ class NarrowMultiplier {
   __device__ void WaitFull(int k) {
     BarrierWait(&ring_.full[Stage(k)], (step_ + k) / Ring::kStages & 1);
   }
-  __device__ void Release(int k) {
-    __syncwarp();
-    if (lane() == 0) BarrierHandBack(&ring_.empty[Stage(k)]);
-  }
+  __device__ void Release(int k) { WarpHandBack(&ring_.empty[Stage(k)]); }
   __device__ uint64_t XDescriptor(int k, int tile) {
     return SmemDescriptor(SharedAddress(ring_.x[Stage(k)][tile]));
   }

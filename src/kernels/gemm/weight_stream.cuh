@@ -200,7 +200,7 @@ class WeightStream {
   __device__ void Consume(int count, Writer writer) {
     if (threadIdx.x == 0) {
       for (auto& barrier : s_.full) BarrierInit(&barrier, kScales);
-      for (auto& barrier : s_.empty) BarrierInit(&barrier, kWarps);
+      for (auto& barrier : s_.empty) BarrierInit(&barrier, kWarps * kWarpArrivals);
       for (auto& barrier : s_.inbox_full) BarrierInit(&barrier, kWarps * split_);
       BarrierInitFence();
     }
@@ -412,8 +412,7 @@ class WeightStream {
       } else {
         MultiplyStage<kKind, 1>(d);
       }
-      __syncwarp();
-      if (lane() == 0) BarrierHandBack(&s_.empty[stage_]);
+      WarpHandBack(&s_.empty[stage_]);
       if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;
     }
   }

@@ -93,11 +93,11 @@ class ExpertStream {
       for (auto& barrier : s_.item_full) BarrierInit(&barrier, 1);
       for (int i = 0; i < kStages; ++i) {
         BarrierInit(&s_.full[i], 1 + kScales);  // weights; activations and scales
-        BarrierInit(&s_.empty[i], kConsumers / 32);
+        BarrierInit(&s_.empty[i], kConsumers / 32 * kWarpArrivals);
       }
       for (int i = 0; i < 2; ++i) {
-        BarrierInit(&s_.inbox_full[i], kConsumers / 32);
-        BarrierInit(&s_.inbox_empty[i], 1);
+        BarrierInit(&s_.inbox_full[i], kConsumers / 32 * kWarpArrivals);
+        BarrierInit(&s_.inbox_empty[i], kWarpArrivals);
       }
       BarrierInitFence();
     }
@@ -217,8 +217,7 @@ class ExpertStream {
       writer.Begin(item);
       BarrierWait(&s_.inbox_full[i & 1], (i / 2) & 1);
       writer.Finish(item, s_.inbox[i & 1]);
-      __syncwarp();
-      if (lane() == 0) BarrierHandBack(&s_.inbox_empty[i & 1]);
+      WarpHandBack(&s_.inbox_empty[i & 1]);
     }
   }
 
@@ -370,8 +369,7 @@ class ExpertStream {
     }
     if (i >= 2) BarrierWait(&s_.inbox_empty[i & 1], (i / 2 - 1) & 1);
     Send(d, num_tokens, s_.inbox[i & 1][half()]);
-    __syncwarp();
-    if (lane() == 0) BarrierArrive(&s_.inbox_full[i & 1]);
+    WarpArrive(&s_.inbox_full[i & 1]);
   }
 
   template <TileKind kKind, int kSize>
@@ -386,8 +384,7 @@ class ExpertStream {
           MultiplyBlocks<kKind, 1>(stage.index, b, d);
         }
       }
-      __syncwarp();
-      if (lane() == 0) BarrierHandBack(&s_.empty[stage.index]);
+      WarpHandBack(&s_.empty[stage.index]);
       stage.Next();
     }
   }
@@ -399,8 +396,7 @@ class ExpertStream {
     int last = -1;
     const auto end_last = [&] {
       products.End(d);
-      __syncwarp();
-      if (lane() == 0 && last >= 0) BarrierHandBack(&s_.empty[last]);
+      if (last >= 0) WarpHandBack(&s_.empty[last]);
     };
 #pragma unroll 1
     for (int block = 0; block < num_blocks; block += kFp4Blocks) {

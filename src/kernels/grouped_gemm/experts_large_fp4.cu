@@ -101,8 +101,7 @@ struct Fp4GateUp : Work<kGroups> {
       const float largest = all[part][token] = Largest(token);
       if (kBlocks > 1) SendToBlock(&all[part][token], largest, exchange, Rank<kGroups>() ^ 1);
     }
-    __syncwarp();
-    if (Lane() == 0) BarrierArrive(exchange);
+    WarpArrive(exchange);
     BarrierWait(exchange, written / 2 & 1);
     ++written;
     const int64_t column = this->row_block(index) * int64_t{128} + part * 32;

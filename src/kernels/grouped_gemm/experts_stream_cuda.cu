@@ -375,8 +375,7 @@ struct Written {
       BarrierWait(&full[n & 1], n / 2 & 1);
       if (tile[n & 1] < 0) return;
       progress.Tell(tile[n & 1], part[n & 1]);
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) BarrierArrive(&empty[n & 1]);
+      WarpArrive(&empty[n & 1]);
     }
   }
 };

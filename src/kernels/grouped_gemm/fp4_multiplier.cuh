@@ -96,9 +96,11 @@ class Fp4Multiplier {
     if (threadIdx.x == 0) {
       for (int i = 0; i < kStages; ++i) {
         BarrierInit(&ring.full[i], 1);
-        BarrierInit(&ring.empty[i], kCluster * kGroups * 4);
+        BarrierInit(&ring.empty[i], kCluster * kGroups * 4 * kWarpArrivals);
       }
-      for (uint64_t& exchange : ring.exchange) BarrierInit(&exchange, kGroups * 4 + 1);
+      for (uint64_t& exchange : ring.exchange) {
+        BarrierInit(&exchange, kGroups * 4 * kWarpArrivals + 1);
+      }
       BarrierInitFence();
     }
     if (threadIdx.x < 256) {
@@ -275,12 +277,16 @@ class Fp4Multiplier {
   }
 
   __device__ void Release() {
-    __syncwarp();
     if constexpr (kCluster == 1) {
-      if (lane() == 0) BarrierHandBack(&ring_.empty[stage_]);
-    } else if (lane() < kCluster) {
-      FinishLoads();
-      ReleaseAt(&ring_.empty[stage_], static_cast<uint32_t>(lane()));
+      WarpHandBack(&ring_.empty[stage_]);
+    } else {
+      __syncwarp();
+      if (lane() < kCluster * kWarpArrivals) {
+        FinishLoads();
+        const auto block = static_cast<uint32_t>(lane() % kCluster);
+        ReleaseAt(&ring_.empty[stage_], block);
+        if (kWarpArrivals > 1) ReleaseAt(&ring_.empty[stage_], block ^ 1);
+      }
     }
     if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;
   }

@@ -135,8 +135,7 @@ __device__ __forceinline__ void ScoreKeys(const IndexScoreParams& p,
       WgmmaCommit();
       WgmmaWait<0>();
       const float scales[2] = {shared.key_scales[stage][row], shared.key_scales[stage][row + 8]};
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) BarrierHandBack(shared.empty + stage);
+      WarpHandBack(shared.empty + stage);
       if (!mine) continue;
       // Two tokens at a time: their sums for the thread's two rows.
 #pragma unroll
@@ -170,7 +169,7 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kScoreStages; ++i) {
       BarrierInit(shared.full + i, 128);
-      BarrierInit(shared.empty + i, kScoreConsumers / 32);
+      BarrierInit(shared.empty + i, kScoreConsumers / 32 * kWarpArrivals);
     }
     BarrierInitFence();
   }

@@ -129,8 +129,7 @@ class AttentionConsumer {
     float max[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) max[r] = Maximum(d, r, i, first_key);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) BarrierArrive(&s_.scored[i % 2][warp]);
+    WarpArrive(&s_.scored[i % 2][warp]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) tile_sum[r] = Probabilities(d, r, i, max[r]);
     FenceSharedForWgmma();
@@ -194,8 +193,7 @@ class AttentionConsumer {
     }
     WgmmaCommit();
     WgmmaWait<0>();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) BarrierArrive(s_.empty + i % 2);
+    WarpArrive(s_.empty + i % 2);
   }
 
   __device__ void ShareSums() {

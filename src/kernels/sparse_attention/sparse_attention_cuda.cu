@@ -75,9 +75,9 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
       BarrierInit(shared.full + i, kProducerThreads);
-      BarrierInit(shared.empty + i, kConsumers / 32);
+      BarrierInit(shared.empty + i, kConsumers / 32 * kWarpArrivals);
       BarrierInit(shared.ready + i, kConsumers / 2);
-      for (uint64_t& scored : shared.scored[i]) BarrierInit(&scored, 1);
+      for (uint64_t& scored : shared.scored[i]) BarrierInit(&scored, kWarpArrivals);
     }
     BarrierInitFence();
   }
