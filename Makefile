@@ -48,13 +48,18 @@ test-gpu:  ## the tests of device code, on a machine with a GPU
 	ctest --test-dir build-cuda -j 1 --output-on-failure --no-tests=error
 	FATHOM_BINARY=$(CURDIR)/build-cuda/fathom $(PYTHON) -m pytest tests/e2e/gpu_ranks_test.py
 
+# Without the tests whose kernels racecheck does not follow (docs/kernels.md says why).
+RACECHECKED = SparseAttentionCuda*:IndexSelectCuda*:AttentionPrologueCudaTest.StepsOfA?*Layer*:NormCuda*
+RACECHECKED := $(RACECHECKED):GemmCudaTest.Bf16*:GemmCudaTest.G*:GemmCudaTest.S*Launch:GemmCudaTest.M*:GemmCudaTest.P*
+RACECHECKED := $(RACECHECKED):ExpertsCudaTest.S*:ExpertsCudaTest.P*
+RACECHECKED := $(RACECHECKED)-SparseAttentionCudaTest.Two*:IndexSelectCudaTest.E*:IndexSelectCudaTest.L*:IndexSelectCudaTest.T*
 racecheck:  ## kernels' tests under compute-sanitizer's memcheck and racecheck, on a machine with a GPU
 	scripts/setup --test
 	cmake --preset racecheck
 	cmake --build --preset racecheck --target kernels_test -j $(JOBS)
-	for tool in memcheck racecheck; do \
-	  compute-sanitizer --tool $$tool --error-exitcode 1 build-racecheck/src/kernels/kernels_test --gtest_filter='*Cuda*' || exit; \
-	done
+	compute-sanitizer --tool memcheck --error-exitcode 1 build-racecheck/src/kernels/kernels_test --gtest_filter='*Cuda*'
+	compute-sanitizer --tool racecheck --racecheck-detect-level error --error-exitcode 1 \
+	  build-racecheck/src/kernels/kernels_test --gtest_filter='$(RACECHECKED)'
 
 format:  ## rewrites the sources in the one style
 	scripts/setup --lint

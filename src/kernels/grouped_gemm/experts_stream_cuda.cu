@@ -510,9 +510,8 @@ __global__ void __launch_bounds__((ExpertStream<kN, kStages>::kThreads), 1)
   __shared__ Written written;
   if (threadIdx.x == 0) {
     for (auto& barrier : largest.full) BarrierInit(&barrier, 1);
-    for (auto* const barriers : {written.full, written.empty}) {
-      for (int i = 0; i < 2; ++i) BarrierInit(&barriers[i], 1);
-    }
+    for (auto& barrier : written.full) BarrierInit(&barrier, 1);
+    for (auto& barrier : written.empty) BarrierInit(&barrier, kWarpArrivals);
   }
   Stream stream(*reinterpret_cast<typename Stream::Shared*>(shared));
   stream.Init();

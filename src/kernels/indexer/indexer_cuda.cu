@@ -87,7 +87,7 @@ int64_t ScoreStride(int max_entries) { return (int64_t{max_entries} + 63) / 64 *
 // Blocks that a decode step's token is shared out among, at most; all tokens' run at once.
 int DecodeParts(int num_tokens, int max_entries) {
   if (max_entries <= kEntriesOfOneBlock) return 1;
-  const int most = std::clamp(NumMultiprocessors() / num_tokens, 1, kMaxSelectParts);
+  const int most = std::max(std::min(NumMultiprocessors(), kMaxSelectParts) / num_tokens, 1);
   return std::min(most, (max_entries - 1) / kEntriesOfPart + 1);
 }
 // Besides the scores: the queries.
@@ -165,9 +165,9 @@ void SelectRounds(const CudaIndexSelectParams& p, IndexScoreParams score, Select
 }  // namespace
 
 int64_t IndexCountersBytes() {
-  // As many parts as blocks: of one token each, or as run at once.
+  // As many parts as blocks: one of each token, or as many as run at once.
   return kMaxIndexDecodeTokens * int64_t{sizeof(SelectCounters)} +
-         std::max(kMaxIndexDecodeTokens, NumMultiprocessors()) * int64_t{sizeof(SelectPart)};
+         std::max(kMaxIndexDecodeTokens, kMaxSelectParts) * int64_t{sizeof(SelectPart)};
 }
 int64_t IndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries) {
   return FixedBytes(num_tokens, num_heads) + num_tokens * ScoreStride(max_entries) * 4;

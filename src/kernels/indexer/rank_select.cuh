@@ -13,7 +13,7 @@ namespace fathom::kernels {
 
 inline constexpr int kSelectThreads = 512;
 inline constexpr int kSelectCandidates = 512;  // at most, that are passed around
-inline constexpr int kMaxSelectParts = 256;    // blocks of a token
+inline constexpr int kMaxSelectParts = 256;    // blocks of all tokens that share them out
 
 // What the blocks of one token share, in device memory: zero between launches. Nothing is fenced:
 // merged bins are complete when they count as many entries as there are, and words are there when
