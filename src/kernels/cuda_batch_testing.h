@@ -58,8 +58,9 @@ class TestBatch {
       num_computed_.push_back(q.num_computed);
       first_page_.push_back(std::max(0, q.num_computed - 127) / 64);
       for (int p = first_page_.back(); p < max_pages_; ++p) {
-        window_tables_[static_cast<size_t>(s * max_pages_ + p - first_page_.back())] =
-            all_pages_[static_cast<size_t>(s * max_pages_ + p)];
+        const int page = s * max_pages_ + p;
+        window_tables_[static_cast<size_t>(page - first_page_.back())] =
+            all_pages_[static_cast<size_t>(page)];
       }
       for (int i = 0; i < q.num_tokens; ++i) {
         token_seq_.push_back(s);

@@ -20,10 +20,8 @@ namespace fathom::kernels {
 enum class TileKind : int32_t { kFp8, kBf16, kFp8AsBf16, kFp4 };
 
 inline constexpr int kTileMatrixRows = 64;
-inline constexpr int64_t TileMatrixBytes(TileKind kind) {
-  return kind == TileKind::kFp4 ? 4352 : 8192;
-}
-inline constexpr int TileMatrixCols(TileKind kind) { return kind == TileKind::kBf16 ? 64 : 128; }
+constexpr int64_t TileMatrixBytes(TileKind kind) { return kind == TileKind::kFp4 ? 4352 : 8192; }
+constexpr int TileMatrixCols(TileKind kind) { return kind == TileKind::kBf16 ? 64 : 128; }
 
 struct TiledMatrix {
   TileKind kind = TileKind::kFp8;

@@ -148,7 +148,8 @@ class IndexSelectCudaTest : public CudaTest {
     LoadIndexKey(keys.At(block, entry % 64), 128, shape.dtype, key);
     double score = 0, size = 0;
     for (int h = 0; h < shape.num_heads; ++h) {
-      const auto row = static_cast<size_t>(t * shape.num_heads + h);
+      const int row_of_head = t * shape.num_heads + h;
+      const auto row = static_cast<size_t>(row_of_head);
       double dot = 0, terms = 0;
       for (size_t i = 0; i < 128; ++i) {
         const double product = double{ToFloat(q[row * 128 + i])} * key[i];

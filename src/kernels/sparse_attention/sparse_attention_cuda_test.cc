@@ -161,7 +161,8 @@ class SparseAttentionCudaTest : public CudaTest {
         if (left > wanted && static_cast<int>(random() % static_cast<unsigned>(left)) >= wanted) {
           continue;
         }
-        selected[static_cast<size_t>(t * topk + taken++)] = j;
+        const int at = t * topk + taken++;
+        selected[static_cast<size_t>(at)] = j;
       }
       counts.push_back(taken);
     }
