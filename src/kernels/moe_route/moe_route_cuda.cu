@@ -112,8 +112,10 @@ __device__ void WeighExperts(const CudaMoeRouteParams& p, int64_t t, int id,
 __device__ RouteBoard::Score* ScoreAt(const CudaMoeRouteParams& p, int token, int expert) {
   return &p.board->scores[token][expert];
 }
+// Never 0, which words hold that nobody has written; odd and even in turn.
 __device__ uint32_t LaunchNumber(const CudaMoeRouteParams& p) {
-  return *static_cast<volatile const uint32_t*>(&p.board->launches) + 1;
+  const uint32_t next = *static_cast<volatile const uint32_t*>(&p.board->launches) + 1;
+  return next != 0 ? next : 2;
 }
 __device__ void SendScore(RouteBoard::Score* to, float score, uint32_t number) {
   asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(__float_as_uint(score)),
