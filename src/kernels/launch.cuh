@@ -31,6 +31,9 @@ __device__ __forceinline__ void AllowSuccessor() {
 }
 
 inline constexpr size_t kDefaultSharedBytes = 48 << 10;
+// What a block asks for so that two of its launch do not share a multiprocessor: more than half of
+// the 228 KB of shared memory, 1 KB of which each block takes besides.
+inline constexpr size_t kAloneSharedBytes = (113 << 10) + 128;
 
 // Blocks of one cluster follow each other along x; grid.x is a multiple of `cluster`.
 // `shared_bytes` of dynamic shared memory. Arguments convert to the kernel's parameter types.

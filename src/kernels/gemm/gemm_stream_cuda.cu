@@ -13,8 +13,6 @@ namespace fathom::kernels {
 namespace {
 
 constexpr int kMultiprocessors = 132;
-// Of a multiprocessor's 228 KB of shared memory, 1 KB of them taken by each block.
-constexpr size_t kMoreThanHalf = (113 << 10) + 128;
 constexpr int64_t kWeightTileBytes = TileMatrixBytes(TileKind::kFp8);  // as of the other kinds here
 
 // How the work is dealt out. Problem after problem, 128 rows after 128 rows, tile of tokens after
@@ -389,7 +387,7 @@ void Run(const CudaGemmParams& params, int split, device::Stream& stream,
   // two of them on a multiprocessor would leave another without. So they ask for what only fits
   // beside a block of another launch.
   const size_t bytes = sizeof(typename Stream::Shared);
-  const size_t shared_bytes = split == 1 ? std::max(bytes, kMoreThanHalf) : bytes;
+  const size_t shared_bytes = split == 1 ? std::max(bytes, kAloneSharedBytes) : bytes;
   // Of a rank's columns not more than find a multiprocessor for themselves while the launch before
   // still holds the others.
   const bool is_beside = !kIsSlim<Stream> && !params.problems[0].w.is_whole();

@@ -379,8 +379,8 @@ class WeightStream {
   // One item of FP8, part after part.
   __device__ void MultiplyParts(const StreamInfo& info, float (&d)[kN / 2]) {
     constexpr int kLevels = 3;
-    float sums[kLevels][kN / 2] =
-        {};  // of the last part, the last two and the last four, not yet added
+    // Of the last part, the last two and the last four, not yet added.
+    float sums[kLevels][kN / 2] = {};
     const int part_blocks = __shfl_sync(0xffffffffu, info.part_blocks, 0);
     for (int part = 0; part * part_blocks < info.num_blocks; ++part) {
 #pragma unroll

@@ -11,6 +11,7 @@
 #include "kernels/aligned_shared.cuh"
 #include "kernels/gemm/wgmma.cuh"
 #include "kernels/launch.cuh"
+#include "kernels/sm90.cuh"
 #include "kernels/sparse_attention/attention_decode.cuh"
 #include "kernels/sparse_attention/head_rows.cuh"
 #include "kernels/sparse_attention/key_rows.cuh"
@@ -82,14 +83,6 @@ __device__ __forceinline__ void CloseCopies() {
 template <int kPending>
 __device__ __forceinline__ void FinishCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-__device__ __forceinline__ uint4 LoadShared(uint32_t address) {
-  uint4 v;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(address)
-               : "memory");
-  return v;
 }
 
 // Block b scores tile b; in the second phase it has slice b % kSlices of group b / kSlices.

@@ -258,15 +258,12 @@ void LaunchCombine(const CudaSparseAttentionParams& p, const AttentionParts& par
   parts.max_splits > 4 * kPartsAhead ? launch(CombineShape<8, 4>()) : launch(CombineShape<4, 2>());
 }
 
-// Behind a selection of many blocks all multiprocessors are free at once, and two blocks of 8 heads
-// would share one: they ask for more than half of its shared memory (228 KB, 1 KB of them taken by
-// each block). Without a selection they start beside the query products.
-constexpr size_t kAloneSharedBytes = (113 << 10) + 128;
-
 template <int kHeads, bool kClusters>
 void LaunchDecode(const CudaSparseAttentionParams& p, const AttentionParts& parts, int splits,
                   device::Stream& stream) {
   const dim3 grid(splits, (p.num_heads + kHeads - 1) / kHeads, p.batch.num_tokens);
+  // Behind a selection of many blocks all multiprocessors are free at once, and two blocks of 8
+  // heads would share one. Without a selection they start beside the query products.
   const bool alone = p.ratio == 4 && !kClusters && grid.x * grid.y * grid.z <= kTargetBlocks;
   const size_t bytes = kDecodeSharedBytes<kHeads>;
   LaunchClusters(DecodeAttentionKernel<kHeads, kClusters>, grid, kClusters ? splits : 1,
