@@ -4,8 +4,9 @@
 // reads, or before a barrier that these threads pass), and may then call AllowSuccessor() to let
 // the next one get ready. A kernel that allows its successor only after its own wait lets that one
 // read, before it waits, what the kernel before this one wrote: hyper_connection does, and
-// attention the queries behind a selection. One that allows it earlier says so (the attention
-// prologue, attention's CombineKernel): what follows it reads only weights before it waits. A
+// attention the queries behind a selection. One that allows it earlier says so (hyper_connection,
+// the attention prologue, attention's CombineKernel): what follows it reads before it waits only
+// weights and what is older than these two, and allows its own successor after its wait. A
 // launch that fails is a bug of ours (shapes are checked at load): it ends the process with the
 // kernel's file, the grid and CUDA's message. On a device that is broken nothing is launched any
 // more: who waits for the stream learns why.

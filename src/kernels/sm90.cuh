@@ -148,6 +148,10 @@ __device__ inline void TakeRegisters() {
 __device__ inline void NamedBarrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+// Counts for who waits there, without waiting: what the warp has written they find.
+__device__ inline void NamedBarrierArrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 __device__ inline uint32_t ClusterRank() {
   uint32_t rank;
@@ -174,7 +178,8 @@ __device__ inline uint32_t AddressInBlock(const void* p, uint32_t rank) {
   return address;
 }
 // Both addresses in the same block (AddressInBlock). Counts as 4 bytes on the barrier, which says
-// when the value is there: nothing waits for the store, as a barrier's release would.
+// when the value is there: nothing waits for the store, as a barrier's release would. Of a launch
+// of clusters only: elsewhere it is an illegal instruction, even within the block.
 __device__ inline void SendInCluster(uint32_t address, float value, uint32_t barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address),

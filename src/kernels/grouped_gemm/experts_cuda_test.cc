@@ -224,24 +224,11 @@ class ExpertsCudaTest : public CudaTest {
     }
     GpuOutput out{Download<int32_t>(ids), Download<int32_t>(pair_of), Download<float>(weights),
                   Download<float>(scores), Download<BFloat16>(y)};
-    if (tokens <= kDirectTokens && !prefill) out.scores = ScoresOf(board, tokens, s.num_experts);
     const auto both = Download<uint8_t>(t);
     EXPECT_TRUE(!prefill ||
                 std::equal(both.begin(), both.begin() + t_bytes, both.begin() + t_bytes));
     kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(kept), kept_.end());
     return out;
-  }
-
-  // Of few tokens: those that blocks sent each other.
-  std::vector<float> ScoresOf(const device::Buffer& buffer, int64_t tokens, int num_experts) {
-    const auto board = Download<RouteBoard>(buffer);
-    std::vector<float> scores;
-    for (int64_t t = 0; t < tokens; ++t) {
-      for (int e = 0; e < num_experts; ++e) {
-        scores.push_back(board[0].scores[t][e].value);
-      }
-    }
-    return scores;
   }
 
   static std::vector<int32_t> TokenIds(int64_t first, int64_t tokens) {
@@ -468,6 +455,16 @@ TEST_F(ExpertsCudaTest, MatchTheCpu) {
     Check(more, tokens, WeightDType::kFp4, false, /*prefill=*/true);
   }
   Check(small, 3, WeightDType::kFp8, true, /*prefill=*/true);
+}
+
+// Up to 256 experts and few tokens: routing's blocks are a cluster.
+TEST_F(ExpertsCudaTest, RoutingOfAClusterMatchesTheCpu) {
+  const Sizes some{512, 128, 40, 6}, most{256, 128, 256, 6};
+  for (const int64_t tokens : {1, 5, 8, 12}) {
+    Check(some, tokens, WeightDType::kFp4, tokens % 2 == 0);
+  }
+  for (const int64_t tokens : {1, 12}) Check(most, tokens, WeightDType::kFp4, false);
+  Check({256, 128, 264, 6}, 2, WeightDType::kFp4, false);  // no cluster
 }
 
 // Columns in whole stages; intermediates of four and of sixteen column blocks, as packets.

@@ -14,12 +14,13 @@
 namespace fathom::kernels {
 namespace {
 
-constexpr int kThreads = 512;
+constexpr int kThreads = 384;
 constexpr int kWarps = kThreads / 32;
 constexpr int kS = kNumStreams;
 constexpr int kMaxCluster = 16;  // above 8 a kernel has to ask for it
 constexpr int kMaxColumnBlocks = 64;
-constexpr int kLoadedPairs = 8;  // on their way at once
+constexpr int kLoadedPairs = 8;                 // on their way at once
+constexpr int kCombMade = 1, kStreamsMade = 2;  // named barriers
 
 __device__ float4 WidenQuad(uint2 bits) {
   const auto low = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits.x));
@@ -42,6 +43,10 @@ __device__ float Dot(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * 
 // What each of several ranks has of the output.
 enum class Ranks { kAll, kColumns, kSumsOf2, kSumsOf4 };
 
+// Warps of a block. Column warps have 128 columns of a token each, which stay in registers from the
+// streams' post to the norm: all that the sub-layer's input depends on is theirs, and pre's mixes
+// alone. The other warps make the mixes that the next launch reads, beside that.
+//
 // kTokens: of a cluster; the last cluster may have one less, whose sums are nobody's.
 template <bool kHead, Ranks kRanks, int kTokens>
 class Boundary {
@@ -49,22 +54,19 @@ class Boundary {
   static constexpr bool kAdds = kRanks == Ranks::kSumsOf2 || kRanks == Ranks::kSumsOf4;
   static constexpr int kOthers = kRanks == Ranks::kSumsOf4 ? 3 : 1;  // that have sums
   static constexpr int kMixes = kHead ? kS : kNumMixes;
-  static constexpr int kMixesPerWarp = kHead ? 1 : 3;
-  static constexpr int kParts = kWarps / (kMixes / kMixesPerWarp);  // of the columns
-  static constexpr int kSums = kMixesPerWarp + 1;                   // of a warp and token
-  static constexpr int kLanes = 32 / (kTokens * kSums);             // that have a sum
+  static constexpr int kLate = kNumMixes - kS;  // mixes: post's and C's
+  static constexpr int kEarly = kS + 1;         // sums: pre's mixes, squares of the streams
+  static constexpr int kEarlyRow = 8;
 
   struct OfToken {
     alignas(16) float comb[kS * kS];
     alignas(16) float post[kS];
-    // Of each part of the columns of each block; the last is that of squares. No block: 0.
-    float sums[kMaxCluster * kParts][32];
-    float squares[kMaxColumnBlocks];  // of the input, before its norm
-    int rows[kMaxChosen];             // of the experts' outputs
+    float squares[kMaxColumnBlocks];  // of the input, before its norm; no columns: 0
   };
   struct Shared {
     OfToken of[kTokens];
-    uint64_t mixers_full, sums_full, squares_full;
+    int rows[kWarps][kMaxChosen];  // of the experts' outputs
+    uint64_t mixers_full, early_full, late_full, squares_full;
   };
 
   // memory: DynamicBytes of the block's shared memory.
@@ -81,51 +83,45 @@ class Boundary {
         s_(*reinterpret_cast<Shared*>(memory)),
         x_(reinterpret_cast<__nv_bfloat16*>(reinterpret_cast<std::byte*>(memory) + sizeof(Shared))),
         mixers_(reinterpret_cast<float*>(x_ + kTokens * kS * slice)),
-        post_token_(kTokens > 1 && thread() * 4 >= slice ? 1 : 0),
-        post_column_(thread() * 4 - post_token_ * slice),
-        end_token_(kTokens > 1 && warp() > blocks_ ? 1 : 0),
-        end_warp_(warp() - end_token_ * (blocks_ + 1)) {}
+        sums_(mixers_ + kMixes * kS * slice),
+        column_warps_(kTokens * blocks_),
+        token_(kTokens > 1 && warp() >= blocks_ ? 1 : 0),
+        block_(warp() - token_ * blocks_),
+        column_(block_ * 128 + lane() * 4) {}
 
-  static size_t DynamicBytes(int64_t slice) {
-    return sizeof(Shared) + static_cast<size_t>(kS * slice) *
-                                (kTokens * sizeof(__nv_bfloat16) + kMixes * sizeof(float));
+  static size_t DynamicBytes(int64_t hidden, int64_t slice) {
+    const auto streams = static_cast<size_t>(kS * slice), parts = static_cast<size_t>(hidden / 128);
+    return sizeof(Shared) + streams * (kTokens * sizeof(__nv_bfloat16) + kMixes * sizeof(float)) +
+           parts * kTokens * (kEarlyRow + kLate) * sizeof(float);
   }
 
   __device__ void Run() {
+    AllowSuccessor();
     if (thread() == 0) InitBarriers();
-    for (OfToken& token : s_.of) {
-      for (int i = cluster_ * kParts + warp(); i < kMaxCluster * kParts; i += kWarps) {
-        token.sums[i][lane()] = 0;
-      }
-      if (thread() >= hidden_ / 128 && thread() < kMaxColumnBlocks) token.squares[thread()] = 0;
+    if (thread() >= hidden_ / 128 && thread() < kMaxColumnBlocks) {
+      for (OfToken& token : s_.of) token.squares[thread()] = 0;
     }
+    __syncthreads();
     ClusterArrive();
     if (warp() == 0) FetchMixers();
     if constexpr (kRanks != Ranks::kAll) number_ = ExchangeNumber(p_.gather.exchange);
-    if (end_warp_ < blocks_) {
-      norm_ = LoadBits(p_.norm_weight + column0_ + end_warp_ * 128 + lane() * 4);
+    const bool has_columns = warp() < column_warps_;
+    if (const int mix = has_columns ? lane() % kEarlyRow : kS + lane(); mix < kMixes) {
+      scale_ = p_.scale[min(mix / kS, 2)];
+      base_ = p_.base[mix];
     }
-    if (lane() < kMixes) {
-      scale_ = p_.scale[lane() < kS ? 0 : lane() < 2 * kS ? 1 : 2];
-      base_ = p_.base[lane()];
+    if (has_columns) {
+      LoadBefore();
+      ClusterWait();  // the barriers of all blocks are ready
+      WaitForPredecessor();
+      Post();
+      SendEarly();
+      Finish();
+    } else {
+      if (p_.output.y != nullptr && warp() == kWarps - 1) MakeComb();
+      ClusterWait();
+      if constexpr (!kHead) MakeLate();
     }
-    if (p_.output.y != nullptr) {
-      if (HasPost()) LoadStreams();
-      if (p_.output.pair_of != nullptr && warp() >= kWarps - 1 - kTokens && warp() < kWarps - 1 &&
-          lane() < p_.output.num_chosen) {
-        const int token = kWarps - 2 - warp();
-        s_.of[token].rows[lane()] = p_.output.pair_of[Token(token) * p_.output.num_chosen + lane()];
-      }
-      if (warp() == kWarps - 1) MakeComb();
-    }
-    ClusterWait();  // the barriers of all blocks are ready
-    __syncthreads();
-    WaitForPredecessor();
-    AllowSuccessor();
-    if (HasPost()) Post();
-    __syncthreads();
-    Mix();
-    if (end_token_ < kTokens && end_warp_ <= blocks_) Finish();
   }
 
  private:
@@ -139,24 +135,31 @@ class Boundary {
     const int64_t row = Row(Exists(token) ? token : 0);
     return kHead ? p_.rows[row] : row;
   }
-  __device__ bool HasPost() const {
-    return thread() * 4 < kTokens * slice_ && post_column_ < blocks_ * 128;
-  }
   __device__ uint2& X(int token, int stream, int column) const {
     return *reinterpret_cast<uint2*>(x_ + (token * kS + stream) * slice_ + column);
   }
   __device__ __nv_bfloat16* Streams(int stream) const {
-    return p_.streams + (Token(post_token_) * kS + stream) * hidden_ + column0_ + post_column_;
+    return p_.streams + (Token(token_) * kS + stream) * hidden_ + column0_ + column_;
   }
+  // Of 128 columns of the cluster's: early sums, and in the first block late ones.
+  __device__ float& Early(int token, int part, int i) const {
+    return sums_[(token * (hidden_ / 128) + part) * kEarlyRow + i];
+  }
+  __device__ float& Late(int token, int part, int i) const {
+    return Early(kTokens, 0, (token * (hidden_ / 128) + part) * kLate + i);
+  }
+  __device__ int CombThreads() const { return (column_warps_ + 1) * 32; }
 
   __device__ void InitBarriers() {
     BarrierInit(&s_.mixers_full, 1);
-    BarrierInit(&s_.sums_full, 1);
+    BarrierInit(&s_.early_full, 1);
+    BarrierInit(&s_.late_full, 1);
     BarrierInit(&s_.squares_full, 1);
     BarrierInitFence();
-    BarrierExpectBytes(&s_.sums_full,
-                       static_cast<uint32_t>(kTokens * cluster_ * kParts * (kMixes + 1) * 4));
-    BarrierExpectBytes(&s_.squares_full, static_cast<uint32_t>(kTokens * (hidden_ / 128) * 4));
+    const int parts = kTokens * (hidden_ / 128);
+    BarrierExpectBytes(&s_.early_full, static_cast<uint32_t>(parts * kEarly * 4));
+    BarrierExpectBytes(&s_.late_full, static_cast<uint32_t>(parts * kLate * 4));
+    BarrierExpectBytes(&s_.squares_full, static_cast<uint32_t>(parts * 4));
   }
 
   // The mixers are weights: they are on their way before the predecessor has ended.
@@ -169,6 +172,21 @@ class Boundary {
     }
   }
 
+  // Of a column warp, what is older than the predecessor.
+  __device__ void LoadBefore() {
+    norm_ = LoadBits(p_.norm_weight + column0_ + column_);
+    if (p_.output.y == nullptr) return;
+    LoadStreams();
+    if (p_.output.pair_of == nullptr) return;
+    if (lane() < p_.output.num_chosen) {
+      s_.rows[warp()][lane()] = p_.output.pair_of[Token(token_) * p_.output.num_chosen + lane()];
+    }
+    __syncwarp();
+  }
+  __device__ void LoadStreams() {
+    for (int j = 0; j < kS; ++j) streams_[j] = LoadBits(Streams(j));
+  }
+
   // One warp; of every four lanes, a token's, lane j has row j of C.
   __device__ void MakeComb() {
     const int j = lane() % kS, token = lane() / kS % kTokens;
@@ -177,18 +195,14 @@ class Boundary {
     const float4 row = *reinterpret_cast<const float4*>(p_.before.comb_logits + at * kS);
     *reinterpret_cast<float4*>(&s_.of[token].comb[j * kS]) = Sinkhorn(row, p_.constants);
     s_.of[token].post[j] = post;
-  }
-
-  // Four columns a thread. Where a sub-layer ended, they were written before the predecessor began.
-  __device__ void LoadStreams() {
-    for (int j = 0; j < kS; ++j) streams_[j] = LoadBits(Streams(j));
+    NamedBarrierArrive(kCombMade, CombThreads());
   }
 
   __device__ float4 Output(int64_t column) const {
     const SublayerOutput& o = p_.output;
-    const uint2 own = LoadBits(o.y + Token(post_token_) * hidden_ + column);
+    const uint2 own = LoadBits(o.y + Token(token_) * hidden_ + column);
     if (o.pair_of == nullptr) return WidenQuad(own);
-    const int* const rows = s_.of[post_token_].rows;
+    const int* const rows = s_.rows[warp()];
     float4 sum{};
     for (int first = 0; first < o.num_chosen; first += kLoadedPairs) {
       uint2 pairs[kLoadedPairs] = {};
@@ -208,7 +222,7 @@ class Boundary {
     const PeerView& peers = p_.gather.exchange.peers;
     int owner = 0;
     while (column >= p_.gather.columns.begin[owner + 1]) ++owner;
-    const int64_t packet = (Row(post_token_) * hidden_ + column) / 4;
+    const int64_t packet = (Row(token_) * hidden_ + column) / 4;
     if (owner != peers.rank) return WidenQuad(ReceivePacket(peers, number_, packet, owner));
     const float4 y = Output(column);
     SendPacket(peers, number_, packet, {PackBf16(y.x, y.y), PackBf16(y.z, y.w)});
@@ -219,8 +233,8 @@ class Boundary {
   __device__ float4 AddedOutput(int64_t column) const {
     const PeerView& peers = p_.gather.exchange.peers;
     const float4 own =
-        *reinterpret_cast<const float4*>(p_.gather.sums + Row(post_token_) * hidden_ + column);
-    const int64_t packet = SumPacket(Row(post_token_), hidden_, column);
+        *reinterpret_cast<const float4*>(p_.gather.sums + Row(token_) * hidden_ + column);
+    const int64_t packet = SumPacket(Row(token_), hidden_, column);
     float4 others[kOthers];
     ReceiveSums(packet, others);
     const auto part = [&](int r) {
@@ -255,109 +269,104 @@ class Boundary {
   }
   __device__ int Other(int i) const { return i < p_.gather.exchange.peers.rank ? i : i + 1; }
 
-  // x_k = b(post_k y + sum_j C[j][k] x_j), four columns a thread, kept in shared memory.
+  // x_k = b(post_k y + sum_j C[j][k] x_j), for this warp in registers, for others in shared memory.
   __device__ void Post() {
-    if (!Exists(post_token_)) {
-      for (int k = 0; k < kS; ++k) X(post_token_, k, post_column_) = {};
-      return;
-    }
     if (p_.output.y == nullptr) {
       LoadStreams();
-      for (int k = 0; k < kS; ++k) X(post_token_, k, post_column_) = streams_[k];
-      return;
+    } else {
+      float4 y{};
+      const int64_t column = column0_ + column_;
+      if (Exists(token_)) {
+        y = kAdds                       ? AddedOutput(column)
+            : kRanks == Ranks::kColumns ? GatheredOutput(column)
+                                        : Output(column);
+      }
+      NamedBarrier(kCombMade, CombThreads());
+      Mix(y);
     }
-    const int64_t column = column0_ + post_column_;
-    const float4 y = kAdds                       ? AddedOutput(column)
-                     : kRanks == Ranks::kColumns ? GatheredOutput(column)
-                                                 : Output(column);
-    const OfToken& own = s_.of[post_token_];
+    if constexpr (!kHead) {
+      for (int k = 0; k < kS; ++k) X(token_, k, column_) = streams_[k];
+      NamedBarrierArrive(kStreamsMade, kThreads);
+    }
+  }
+  __device__ void Mix(float4 y) {
+    const OfToken& own = s_.of[token_];
     float4 in[kS];
     for (int j = 0; j < kS; ++j) in[j] = WidenQuad(streams_[j]);
     for (int k = 0; k < kS; ++k) {
       float4 mixed = own.comb[k] * in[0];
       for (int j = 1; j < kS; ++j) mixed = mixed + own.comb[j * kS + k] * in[j];
       const float4 out = own.post[k] * y + mixed;
-      const uint2 bits = {PackBf16(out.x, out.y), PackBf16(out.z, out.w)};
-      *reinterpret_cast<uint2*>(Streams(k)) = bits;
-      X(post_token_, k, post_column_) = bits;
+      streams_[k] = {PackBf16(out.x, out.y), PackBf16(out.z, out.w)};
     }
   }
 
-  // This block's part of the raw mixes and of the sums of squares, to all blocks of the cluster.
-  __device__ void Mix() {
-    const int part = warp() % kParts, first_mix = warp() / kParts * kMixesPerWarp;
-    float sums[kTokens * kSums] = {};
+  // This warp's part of pre's raw mixes and of the sum of squares, to all blocks of the cluster.
+  __device__ void SendEarly() {
+    float4 x[kS];
+    float sums[kEarlyRow] = {};
+    for (int k = 0; k < kS; ++k) {
+      x[k] = WidenQuad(streams_[k]);
+      sums[kS] += Dot(x[k], x[k]);
+    }
     BarrierWait(&s_.mixers_full, 0);
-#pragma unroll 1
-    for (int b = part; b < blocks_; b += kParts) {
-      const int column = b * 128 + lane() * 4;
-      float4 x[kTokens][kS];
-      for (int t = 0; t < kTokens; ++t) {
-        for (int k = 0; k < kS; ++k) {
-          x[t][k] = WidenQuad(X(t, k, column));
-          sums[t * kSums + kMixesPerWarp] += Dot(x[t][k], x[t][k]);
-        }
-      }
 #pragma unroll
-      for (int m = 0; m < kMixesPerWarp; ++m) {
-        const float* w = mixers_ + (first_mix + m) * kS * slice_ + column;
-        for (int k = 0; k < kS; ++k) {
-          const float4 mixer = *reinterpret_cast<const float4*>(w + k * slice_);
-          for (int t = 0; t < kTokens; ++t) sums[t * kSums + m] += Dot(mixer, x[t][k]);
-        }
-      }
+    for (int m = 0; m < kS; ++m) {
+      for (int k = 0; k < kS; ++k) sums[m] += Dot(Mixer(m, k, column_), x[k]);
     }
     const float sum = TransposedSum(sums);
-    const int token = lane() / kLanes / kSums, i = lane() / kLanes % kSums;
-    const int mix = i < kMixesPerWarp ? first_mix + i : kMixes;
-    if (i == kMixesPerWarp && first_mix != 0) return;
-    for (int to = lane() % kLanes; to < cluster_; to += kLanes) {
-      SendToBlock(&s_.of[token].sums[rank_ * kParts + part][mix], sum, &s_.sums_full,
-                  static_cast<uint32_t>(to));
+    constexpr int kLanes = 32 / kEarlyRow;
+    const int i = lane() / kLanes;
+    if (i < kEarly) {
+      for (int to = lane() % kLanes; to < cluster_; to += kLanes) {
+        SendToBlock(&Early(token_, column0_ / 128 + block_, i), sum, &s_.early_full,
+                    static_cast<uint32_t>(to));
+      }
     }
+    __syncwarp();
+    if (p_.output.y == nullptr || !Exists(token_)) return;
+    for (int k = 0; k < kS; ++k) *reinterpret_cast<uint2*>(Streams(k)) = streams_[k];
+  }
+  __device__ float4 Mixer(int mix, int stream, int column) const {
+    return *reinterpret_cast<const float4*>(mixers_ + (mix * kS + stream) * slice_ + column);
   }
 
-  // Of a token a warp a block of 128 columns, and one for the gates that the next launch reads.
-  __device__ void Finish() {
-    BarrierWaitCluster(&s_.sums_full, 0);
+  // Of a token, on lane i and every eighth one behind it: raw mix i of pre; sum kS: of squares.
+  __device__ float EarlySum(int token) {
+    BarrierWaitCluster(&s_.early_full, 0);
     float sum = 0;
 #pragma unroll 8
-    for (int i = 0; i < kMaxCluster * kParts; ++i) sum += s_.of[end_token_].sums[i][lane()];
-    const float mean = __shfl_sync(0xffffffffu, sum, kMixes) * inverse_hidden_ / kS;
-    const float mix = sum * InverseSqrt(mean + p_.constants.norm_eps) * scale_ + base_;
-    const float gate = Sigmoid(mix);
-    if (end_warp_ == blocks_) {
-      if (!kHead && rank_ == 0 && Exists(end_token_)) WriteState(mix, gate);
-    } else {
-      Input(gate + p_.constants.hc_eps);
+    for (int i = lane() / kEarlyRow; i < hidden_ / 128; i += 32 / kEarlyRow) {
+      sum += Early(token, i, lane() % kEarlyRow);
     }
+    sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+    return sum + __shfl_xor_sync(0xffffffffu, sum, 16);
+  }
+  // The streams' norm, of EarlySum.
+  __device__ float Inverse(float early) const {
+    const float mean = __shfl_sync(0xffffffffu, early, kS) * inverse_hidden_ / kS;
+    return InverseSqrt(mean + p_.constants.norm_eps);
   }
 
-  __device__ void WriteState(float mix, float gate) const {
-    const int i = lane();
-    const int64_t token = Token(end_token_);
-    if (i >= kS && i < 2 * kS) p_.after.post[token * kS + i - kS] = 2.0f * gate;
-    if (i >= 2 * kS && i < kMixes) p_.after.comb_logits[token * kS * kS + i - 2 * kS] = mix;
-  }
-
-  // The sub-layer's input. gate: pre of stream k on lane k.
-  __device__ void Input(float gate) {
-    const int column = end_warp_ * 128 + lane() * 4;
-    float4 y = __shfl_sync(0xffffffffu, gate, 0) * WidenQuad(X(end_token_, 0, column));
+  // The sub-layer's input.
+  __device__ void Finish() {
+    const float sum = EarlySum(token_);
+    const float gate = Sigmoid(sum * Inverse(sum) * scale_ + base_) + p_.constants.hc_eps;
+    float4 y = __shfl_sync(0xffffffffu, gate, 0) * WidenQuad(streams_[0]);
     for (int k = 1; k < kS; ++k) {
-      y = y + __shfl_sync(0xffffffffu, gate, k) * WidenQuad(X(end_token_, k, column));
+      y = y + __shfl_sync(0xffffffffu, gate, k) * WidenQuad(streams_[k]);
     }
     y = RoundQuad(y);
     const float own = WarpSum(Dot(y, y));
-    float* const squares = s_.of[end_token_].squares;
+    float* const squares = s_.of[token_].squares;
     if (lane() < cluster_) {
-      SendToBlock(&squares[column0_ / 128 + end_warp_], own, &s_.squares_full,
+      SendToBlock(&squares[column0_ / 128 + block_], own, &s_.squares_full,
                   static_cast<uint32_t>(lane()));
     }
     BarrierWaitCluster(&s_.squares_full, 0);
     const float mean = WarpSum(squares[lane()] + squares[lane() + 32]) * inverse_hidden_;
-    if (!Exists(end_token_)) return;
-    Normalize(Row(end_token_), column0_ + column, InverseSqrt(mean + p_.constants.norm_eps) * y);
+    if (!Exists(token_)) return;
+    Normalize(Row(token_), column0_ + column_, InverseSqrt(mean + p_.constants.norm_eps) * y);
   }
 
   __device__ void Normalize(int64_t row, int64_t k, float4 scaled) const {
@@ -383,14 +392,67 @@ class Boundary {
     }
   }
 
+  // The mixes of post and C, four a warp and 128 columns, to the first block.
+  __device__ int LateWarps() const { return kWarps - column_warps_; }
+  __device__ void MakeLate() {
+    NamedBarrier(kStreamsMade, kThreads);
+    BarrierWait(&s_.mixers_full, 0);
+    constexpr int kGroups = kLate / kS;
+#pragma unroll 1
+    for (int i = warp() - column_warps_; i < kGroups * blocks_; i += LateWarps()) {
+      MixGroup(i % kGroups, i / kGroups);
+    }
+    const int token = kWarps - 1 - warp();
+    if (rank_ == 0 && token < kTokens && Exists(token)) WriteState(token);
+  }
+  __device__ void MixGroup(int group, int block) {
+    const int column = block * 128 + lane() * 4;
+    float4 x[kTokens][kS];
+    for (int t = 0; t < kTokens; ++t) {
+      for (int k = 0; k < kS; ++k) x[t][k] = WidenQuad(X(t, k, column));
+    }
+    float sums[kTokens * kS] = {};
+#pragma unroll
+    for (int m = 0; m < kS; ++m) {
+      for (int k = 0; k < kS; ++k) {
+        const float4 mixer = Mixer((1 + group) * kS + m, k, column);
+        for (int t = 0; t < kTokens; ++t) sums[t * kS + m] += Dot(mixer, x[t][k]);
+      }
+    }
+    const float sum = TransposedSum(sums);
+    constexpr int kLanes = 32 / (kTokens * kS);
+    if (lane() % kLanes != 0) return;
+    const int token = lane() / kLanes / kS, m = lane() / kLanes % kS;
+    SendToBlock(&Late(token, column0_ / 128 + block, group * kS + m), sum, &s_.late_full, 0);
+  }
+  // What the next launch makes of them.
+  __device__ void WriteState(int token) {
+    const float inverse = Inverse(EarlySum(token));
+    BarrierWaitCluster(&s_.late_full, 0);
+    const int i = lane();
+    if (i >= kLate) return;
+    float sum = 0;
+#pragma unroll 8
+    for (int block = 0; block < hidden_ / 128; ++block) sum += Late(token, block, i);
+    const float mix = sum * inverse * scale_ + base_;
+    const int64_t at = Token(token) * kS;
+    if (i < kS) {
+      p_.after.post[at + i] = 2.0f * Sigmoid(mix);
+    } else {
+      p_.after.comb_logits[at * kS + i - kS] = mix;
+    }
+  }
+
   const CudaHyperConnectionParams& p_;
   const int cluster_, rank_, slice_, hidden_, column0_, blocks_;
   const int64_t first_row_;
   Shared& s_;
   __nv_bfloat16* x_;  // [kTokens][4][slice], the new streams
   float* mixers_;     // [kMixes][4][slice]
-  // Whose columns this thread posts, and whose this warp ends.
-  const int post_token_, post_column_, end_token_, end_warp_;
+  float* sums_;       // Early, then Late
+  const int column_warps_;
+  // A column warp's token, its 128 columns of the block's, and where a lane's four begin.
+  const int token_, block_, column_;
   uint2 streams_[kS] = {}, norm_ = {};
   float scale_ = 0, base_ = 0;
   const float inverse_hidden_ = 1.0f / static_cast<float>(hidden_);
@@ -427,8 +489,8 @@ void Run(const CudaHyperConnectionParams& params, device::Stream& stream) {
   const auto cluster = static_cast<unsigned>(slices.cluster);
   const auto clusters = static_cast<unsigned>((params.num_tokens + kTokens - 1) / kTokens);
   LaunchClusters(kernel, clusters * cluster, cluster, kThreads,
-                 Boundary<kHead, kRanks, kTokens>::DynamicBytes(slices.size), stream, params,
-                 slices.cluster, slices.size);
+                 Boundary<kHead, kRanks, kTokens>::DynamicBytes(params.hidden, slices.size), stream,
+                 params, slices.cluster, slices.size);
 }
 
 // More clusters than that do not find room beside the product before them.
@@ -451,7 +513,7 @@ int64_t MaxExchangeTokens(int64_t hidden) {
   set(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   set(cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
   return int64_t{2} * MaxClusters(kernel, static_cast<unsigned>(slices.cluster), kThreads,
-                                  Boundary<kHead, kRanks, 2>::DynamicBytes(slices.size));
+                                  Boundary<kHead, kRanks, 2>::DynamicBytes(hidden, slices.size));
 }
 
 template <bool kHead>

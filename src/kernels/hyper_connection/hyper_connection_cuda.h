@@ -1,6 +1,7 @@
 // Everything between two sub-layers in one launch, on a GPU: hyper_connection.h's post of the
 // sub-layer that ended, the mixes and pre of the next one, its norm, and its input in both forms
 // that its products read. A cluster of blocks takes a token or two, a block a slice of the columns.
+// Its successor is allowed at once (launch.cuh).
 // C crosses from a launch to the next as raw logits: the softmax and Sinkhorn, which the sub-layer
 // does not need, run while the next launch waits for its predecessor. Where a sub-layer ended it
 // also reads the streams, post and pair_of before that wait: whoever writes them is not its

@@ -22,6 +22,16 @@ __device__ float Softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(
 
 constexpr int kExpertsOfLane = kMaxExperts / 32;
 
+// Of values [kFirst, kFirst + kCount), a power of two: few of the steps wait for each other.
+template <int kFirst, int kCount, int kAll, typename Join>
+__device__ __forceinline__ uint32_t Fold(const uint32_t (&values)[kAll], Join join) {
+  if constexpr (kCount == 1)
+    return values[kFirst];
+  else
+    return join(Fold<kFirst, kCount / 2>(values, join),
+                Fold<kFirst + kCount / 2, kCount / 2>(values, join));
+}
+
 // The k best of a warp's scores, lane n the n-th best one's id; ties: the lower id. Lane l has
 // those of experts l, l + 32, …; 0: none.
 template <int kLane>
@@ -30,20 +40,18 @@ __device__ int ChooseBest(uint32_t (&scores)[kLane], int k) {
   int chosen = 0;
 #pragma unroll 1
   for (int n = 0; n < k; ++n) {
-    uint32_t best = 0;
-    int best_i = 0;
+    const uint32_t highest = __reduce_max_sync(
+        0xffffffffu, Fold<0, kLane>(scores, [](uint32_t a, uint32_t b) { return max(a, b); }));
+    uint32_t ids[kLane];
 #pragma unroll
     for (int i = 0; i < kLane; ++i) {
-      if (scores[i] > best) best = scores[i], best_i = i;
+      ids[i] = scores[i] == highest ? static_cast<uint32_t>(i * 32 + lane) : 0xffffffffu;
     }
-    const uint32_t highest = __reduce_max_sync(0xffffffffu, best);
-    const uint32_t own = best == highest ? static_cast<uint32_t>(best_i * 32 + lane) : 0xffffffffu;
-    const uint32_t id = __reduce_min_sync(0xffffffffu, own);
-    if (own == id) {
+    const uint32_t id = __reduce_min_sync(
+        0xffffffffu, Fold<0, kLane>(ids, [](uint32_t a, uint32_t b) { return min(a, b); }));
 #pragma unroll
-      for (int i = 0; i < kLane; ++i) {
-        if (i == best_i) scores[i] = 0;
-      }
+    for (int i = 0; i < kLane; ++i) {
+      if (id == static_cast<uint32_t>(i * 32 + lane)) scores[i] = 0;
     }
     if (lane == n) chosen = static_cast<int>(id);
   }
@@ -57,15 +65,15 @@ struct RouteScratch {
   float weights[kMaxChosen];
 };
 
-// A lane's biases of experts l, l + 32, ….
+// A lane's biases of experts l, l + 32, …; none: 0.
 template <int kLane>
 struct LaneBias {
-  __device__ explicit LaneBias(const CudaMoeRouteParams& p) {
+  __device__ LaneBias(const float* bias, int num_experts) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int i = 0; i < kLane; ++i) {
       const int e = i * 32 + lane;
-      of[i] = p.bias != nullptr && e < p.num_experts ? p.bias[e] : 0.0f;
+      of[i] = bias != nullptr && e < num_experts ? bias[e] : 0.0f;
     }
   }
   float of[kLane];
@@ -73,20 +81,33 @@ struct LaneBias {
 
 __device__ float Score(float logit) { return sqrtf(Softplus(logit)); }
 
-// By a warp: the experts of token t, lane n the n-th best one. score[i]: of expert i * 32 + lane.
+// By a warp; score[i]: of expert i * 32 + lane.
 template <int kLane>
-__device__ int ChooseExperts(const CudaMoeRouteParams& p, int64_t t, const LaneBias<kLane>& bias,
-                             const float (&score)[kLane], RouteScratch& scratch) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, k = p.num_chosen;
+__device__ void KeepScores(const CudaMoeRouteParams& p, const float (&score)[kLane],
+                           RouteScratch& scratch) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int i = 0; i < kLane; ++i) {
+    if (i * 32 + lane < p.num_experts) scratch.s[i * 32 + lane] = score[i];
+  }
+  __syncwarp();
+}
+
+// By a warp: a token's experts, lane n the n-th best one.
+template <int kLane>
+__device__ int ChooseExperts(const CudaMoeRouteParams& p, const LaneBias<kLane>& bias,
+                             const float (&score)[kLane]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   uint32_t biased[kLane] = {};
 #pragma unroll
   for (int i = 0; i < kLane; ++i) {
-    if (i * 32 + lane >= p.num_experts) break;
-    scratch.s[i * 32 + lane] = score[i];
-    biased[i] = OrderedKey(score[i] + bias.of[i]);
+    if (i * 32 + lane < p.num_experts) biased[i] = OrderedKey(score[i] + bias.of[i]);
   }
-  __syncwarp();
-  if (p.tid2eid == nullptr) return ChooseBest(biased, k);
+  return ChooseBest(biased, p.num_chosen);
+}
+// Likewise those of token t that a table has.
+__device__ int TableExpert(const CudaMoeRouteParams& p, int64_t t) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, k = p.num_chosen;
   return lane < k ? p.tid2eid[int64_t{p.token_ids[t]} * k + lane] : 0;
 }
 
@@ -133,77 +154,107 @@ __device__ bool ReceiveScore(const RouteBoard::Score* from, uint32_t number, flo
   return words.y == number;
 }
 
-// Up to kDirectTokens tokens. The first block makes the plan; of the others each computes the
-// scores of a few experts and sends them with the number of the launch beside them, so that whoever
-// reads a pair of both knows that it has arrived: no counter, no fence.
+// Up to kDirectTokens tokens. Each block has the scores of a few experts and sends them to the
+// first one, which makes the plan. Where a cluster's shared memory holds the gate, the blocks are
+// one and scores go from block to block; else they carry the number of the launch beside them, so
+// that whoever reads a pair of both knows that it has arrived: no counter, no fence.
 constexpr int kWords = kMaxExperts / 32;
 constexpr int kDirectThreads = 512;
+static_assert(kDirectThreads >= kMaxExperts);
 constexpr int kDirectWarps = kDirectThreads / 32;
-constexpr int kDirectExperts = 8;         // of a block
-constexpr int kDirectRows = 16;           // of the tensor cores' product: tokens
+constexpr int kMaxCluster = 16;           // above 8 a kernel has to ask for it
 constexpr int kLoadedBlocks = 4;          // of 64 columns, of a warp, on their way at once
 constexpr int kGateTileBytes = 64 * 128;  // of 64 columns of the gate
-constexpr int kGateBlockBytes = kDirectExperts * 128;  // of which a block has
+constexpr int kEightRowsBytes = 8 * 128;  // which lie together
 
-struct DirectShared {
-  union {
-    float sums[kDirectWarps][kDirectRows][kDirectExperts];
-    RouteScratch scratch[kDirectTokens];
-  };
-  uint32_t used[kDirectGroups][kWords];  // by a group of eight tokens: a bit an expert
-  uint64_t gate_full;
-};
-
-// The scores of kDirectExperts experts, whose rows of the gate are there before the wait: each warp
-// multiplies some blocks of 64 columns, of which a thread has the same columns of h and of the
-// gate, so their order does not matter. kGroups: of eight tokens.
-template <int kGroups>
-class DirectScores {
+// kGroups: of eight tokens; kLane: experts of a lane. Of the plan most instructions run once, so
+// that few of them count more than anything else.
+template <int kGroups, int kLane, bool kCluster>
+class DirectRoute {
  public:
-  // gate: kGateBlockBytes of shared memory for each 64 columns.
-  __device__ DirectScores(const CudaMoeRouteParams& params, DirectShared& shared, std::byte* gate)
+  static constexpr int kExperts = kCluster ? 16 : 8;  // of a block
+  static constexpr int kGateBlockBytes = kExperts / 8 * kEightRowsBytes;
+
+  struct Shared {
+    float sums[kDirectWarps][kGroups * 8][kExperts];
+    RouteScratch scratch[kDirectTokens];  // the first block's, as what follows
+    uint32_t used[kGroups][kWords];       // by a group of eight tokens: a bit an expert
+    float bias[kMaxExperts];
+    uint64_t gate_full, scores_full;
+  };
+  // The gate's rows, kGateBlockBytes for each 64 columns, and Shared behind them.
+  static size_t SharedBytes(int64_t hidden) {
+    return static_cast<size_t>(hidden / 64 * kGateBlockBytes) + sizeof(Shared);
+  }
+
+  __device__ DirectRoute(const CudaMoeRouteParams& params, std::byte* memory)
       : p_(params),
-        s_(shared),
-        gate_(gate),
-        first_((static_cast<int>(blockIdx.x) - 1) * kDirectExperts),
+        gate_(memory),
+        s_(*reinterpret_cast<Shared*>(memory + params.hidden / 64 * kGateBlockBytes)),
+        first_(static_cast<int>(blockIdx.x) * kExperts),
         blocks_(static_cast<int>(params.hidden) / 64),
-        stride_(static_cast<int>(params.h.row_groups) * kTileBytes) {}
+        stride_(static_cast<int>(params.h.row_groups) * kTileBytes),
+        tokens_(static_cast<int>(params.num_tokens)),
+        plans_(blockIdx.x == 0),
+        number_(LaunchNumber(params)) {}
 
   __device__ void Run() {
-    if (thread() == 0) {
-      BarrierInit(&s_.gate_full, 1);
-      BarrierInitFence();
-      BarrierExpectBytes(&s_.gate_full, static_cast<uint32_t>(blocks_ * kGateBlockBytes));
-    }
+    if (thread() == 0) InitBarriers();
     __syncthreads();
+    if constexpr (kCluster) ClusterArrive();
     if (warp() == 0) FetchGate();
     FindTokens();
-    WaitForPredecessor();
-    AllowSuccessor();
-    const uint32_t number = LaunchNumber(p_);
-    float sums[kLoadedBlocks][4] = {};
-#pragma unroll 1
-    for (int block = warp(); block < blocks_; block += kLoadedBlocks * kDirectWarps) {
-      Multiply(block, sums);
+    int token = thread() / p_.num_chosen, choice = thread() % p_.num_chosen;
+    asm volatile("" : "+r"(token), "+r"(choice));  // before the wait, not when it is needed
+    const bool has_pair = token < tokens_ && p_.token_seq[token] >= 0;
+    const bool is_used = chooses() && lane() < p_.num_chosen && p_.token_seq[warp()] >= 0;
+    const bool has_table = p_.tid2eid != nullptr;
+    int id = 0;
+    if (plans_) {
+      BeginPlan();
+      if (has_table) {  // nothing of the plan depends on the scores
+        if (chooses()) id = TableExpert(p_, warp());
+        TellTiles(id, is_used);
+      }
     }
-    KeepSums(sums);
+    if constexpr (kCluster) ClusterWait();  // the first block has started
+    WaitForPredecessor();
+    // The plan's number is there before a block of the successor is.
+    if (!plans_ || warp() == kDirectWarps - 1) AllowSuccessor();
+    SendScores();
+    if (!plans_) return;
+    ClearPlan();
+    if (chooses()) {
+      float scores[kLane] = {};
+      AwaitScores(scores);
+      if (!has_table) id = ChooseExperts(p_, LaneBias<kLane>(s_.bias, p_.num_experts), scores);
+    }
+    if (!has_table) TellTiles(id, is_used);
+    if (chooses()) WeighExperts(p_, warp(), id, s_.scratch[warp()]);
     __syncthreads();
-    const int t = thread() / kDirectExperts, e = thread() % kDirectExperts;
-    if (t >= p_.num_tokens || first_ + e >= p_.num_experts) return;
-    float logit = 0;
-#pragma unroll
-    for (int w = 0; w < kDirectWarps; ++w) logit += s_.sums[w][t][e];
-    SendScore(ScoreAt(p_, t, first_ + e), Score(logit), number);
+    if (token < tokens_) WritePair(token, choice, has_pair);
+    if (chooses() && p_.scores != nullptr) WriteScores();
+    if (thread() == 0) p_.board->launches = number_;
   }
 
  private:
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ static int warp() { return thread() / 32; }
   __device__ static int lane() { return thread() % 32; }
+  // A warp routes a token as soon as it has its scores.
+  __device__ bool chooses() const { return warp() < tokens_; }
   // A row's columns are eight chunks of eight, of which a thread has two: where the first one is,
   // and how far from it the other.
   __device__ static int Chunk(int row) { return row * 128 + (lane() % 4 ^ row) * 16; }
   __device__ static int OtherChunk(int row) { return (row & 4) == 0 ? 64 : -64; }
+
+  __device__ void InitBarriers() {
+    BarrierInit(&s_.gate_full, 1);
+    BarrierInit(&s_.scores_full, 1);
+    BarrierInitFence();
+    BarrierExpectBytes(&s_.gate_full, static_cast<uint32_t>(blocks_ * kGateBlockBytes));
+    BarrierExpectBytes(&s_.scores_full, static_cast<uint32_t>(tokens_ * p_.num_experts * 4));
+  }
 
   // Eight rows of a tile of 64 lie together.
   __device__ void FetchGate() {
@@ -219,15 +270,56 @@ class DirectScores {
   __device__ void FindTokens() {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      const int token = min(g * 8 + lane() / 4, static_cast<int>(p_.num_tokens) - 1);
+      const int token = min(g * 8 + lane() / 4, tokens_ - 1);
       token_[g] = token / 8 * kTileBytes + Chunk(token % 8);
       other_[g] = OtherChunk(token % 8);
       asm volatile("" : "+r"(token_[g]), "+r"(other_[g]));  // before the wait, not when needed
     }
   }
 
+  __device__ void BeginPlan() {
+    if (thread() < kGroups * kWords) (&s_.used[0][0])[thread()] = 0;
+    if (p_.bias != nullptr && thread() < p_.num_experts) s_.bias[thread()] = p_.bias[thread()];
+    if (!kCluster && chooses()) FetchBoard();
+    if (thread() == kDirectThreads - 32) {
+      p_.plan.board->launch = number_;
+      __threadfence();
+    }
+    __syncthreads();
+  }
+  // The board's lines of the warp's token, which weights have driven out of the L2 cache by now.
+  __device__ void FetchBoard() const {
+    constexpr int kScoresOfLine = 128 / sizeof(RouteBoard::Score);
+    for (int e = lane() * kScoresOfLine; e < p_.num_experts; e += 32 * kScoresOfLine) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(ScoreAt(p_, warp(), e)));
+    }
+  }
+
+  // Each warp multiplies some blocks of 64 columns, of which a thread has the same columns of h and
+  // of the gate, so their order does not matter.
+  __device__ void SendScores() {
+    float sums[kGroups][kLoadedBlocks][4] = {};
+#pragma unroll 1
+    for (int block = warp(); block < blocks_; block += kLoadedBlocks * kDirectWarps) {
+      Multiply(block, sums);
+    }
+    KeepSums(sums);
+    __syncthreads();
+    const int t = thread() / kExperts, e = thread() % kExperts;
+    if (t >= tokens_ || first_ + e >= p_.num_experts) return;
+    float logit = 0;
+#pragma unroll
+    for (int w = 0; w < kDirectWarps; ++w) logit += s_.sums[w][t][e];
+    const float score = Score(logit);
+    if constexpr (kCluster) {
+      SendToBlock(&s_.scratch[t].s[first_ + e], score, &s_.scores_full, 0);
+    } else {
+      SendScore(ScoreAt(p_, t, first_ + e), score, number_);
+    }
+  }
+
   // `first` and, kDirectWarps apart, what follows it.
-  __device__ void Multiply(int first, float (&sums)[kLoadedBlocks][4]) {
+  __device__ void Multiply(int first, float (&sums)[kGroups][kLoadedBlocks][4]) {
     const auto* const h = reinterpret_cast<const std::byte*>(p_.h.values);
     uint4 x[kLoadedBlocks][kGroups][2];
 #pragma unroll
@@ -241,66 +333,39 @@ class DirectScores {
       }
     }
     BarrierWait(&s_.gate_full, 0);
-    const std::byte* const gate = gate_ + Chunk(lane() / 4);
 #pragma unroll
     for (int i = 0; i < kLoadedBlocks; ++i) {
       const int block = first + i * kDirectWarps;
       if (block >= blocks_) break;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint4 w = *reinterpret_cast<const uint4*>(gate + block * kGateBlockBytes +
-                                                        half * OtherChunk(lane() / 4));
-        const uint4 low = x[i][0][half], high = kGroups == 1 ? uint4{} : x[i][kGroups - 1][half];
-        WarpMultiply(sums[i], {low.x, high.x, low.y, high.y}, w.x, w.y);
-        WarpMultiply(sums[i], {low.z, high.z, low.w, high.w}, w.z, w.w);
-      }
-    }
-  }
-
-  __device__ void KeepSums(const float (&sums)[kLoadedBlocks][4]) {
+        const std::byte* const from =
+            gate_ + block * kGateBlockBytes + Chunk(lane() / 4) + half * OtherChunk(lane() / 4);
+        const uint4 low = *reinterpret_cast<const uint4*>(from);
+        const uint4 high =
+            kExperts == 8 ? uint4{} : *reinterpret_cast<const uint4*>(from + kEightRowsBytes);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      s_.sums[warp()][lane() / 4 + i / 2 * 8][lane() % 4 * 2 + i % 2] =
-          (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
+        for (int g = 0; g < kGroups; ++g) {
+          const uint4& b = x[i][g][half];
+          WarpMultiply(sums[g][i], {low.x, high.x, low.y, high.y}, b.x, b.y);
+          WarpMultiply(sums[g][i], {low.z, high.z, low.w, high.w}, b.z, b.w);
+        }
+      }
     }
   }
 
-  const CudaMoeRouteParams& p_;
-  DirectShared& s_;
-  std::byte* const gate_;
-  const int first_, blocks_, stride_;
-  int token_[kGroups], other_[kGroups];
-};
-
-// A warp routes a token as soon as it has its scores. kGroups: of eight tokens; kLane: experts of a
-// lane. Most instructions run once, so that few of them count more than anything else.
-template <int kGroups, int kLane>
-class DirectPlan {
- public:
-  __device__ DirectPlan(const CudaMoeRouteParams& params, DirectShared& shared)
-      : p_(params), s_(shared), tokens_(static_cast<int>(params.num_tokens)) {}
-
-  __device__ void Run() {
-    const LaneBias<kLane> bias(p_);
-    const int token = thread() / p_.num_chosen;
-    int choice = thread() % p_.num_chosen;
-    asm volatile("" : "+r"(choice));  // before the wait, not when it is needed
-    const bool is_pair = token < tokens_, has_pair = is_pair && p_.token_seq[token] >= 0;
-    const bool chooses = warp() < tokens_;
-    const bool is_used = chooses && lane() < p_.num_chosen && p_.token_seq[warp()] >= 0;
-    if (thread() < kGroups * kWords) (&s_.used[0][0])[thread()] = 0;
-    if (chooses) FetchBoard();
-    __syncthreads();
-    WaitForPredecessor();
-    const uint32_t number = LaunchNumber(p_);
-    if (warp() == kDirectWarps - 1) {
-      if (lane() == 0) {
-        p_.plan.board->launch = number;
-        __threadfence();  // there before a block of the successor is
+  __device__ void KeepSums(const float (&sums)[kGroups][kLoadedBlocks][4]) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+      for (int i = 0; i < kExperts / 4; ++i) {
+        s_.sums[warp()][g * 8 + lane() % 4 * 2 + i % 2][lane() / 4 + i / 2 * 8] =
+            (sums[g][0][i] + sums[g][1][i]) + (sums[g][2][i] + sums[g][3][i]);
       }
-      __syncwarp();
-      AllowSuccessor();
     }
+  }
+
+  __device__ void ClearPlan() const {
     const int most_tiles = MaxDirectTiles(tokens_, p_.num_experts, p_.num_chosen);
 #pragma unroll 1
     for (int row = thread(); row < most_tiles * 8; row += kDirectThreads) {
@@ -308,66 +373,31 @@ class DirectPlan {
     }
 #pragma unroll 1
     for (int n = thread(); n < 2 + most_tiles; n += kDirectThreads) p_.plan.progress[n] = 0;
-    int id = 0;
-    if (chooses) {
-      float scores[kLane] = {};
-      AwaitScores(number, scores);
-      id = ChooseExperts(p_, warp(), bias, scores, s_.scratch[warp()]);
-      if (is_used) atomicOr(&s_.used[warp() / 8][id / 32], 1u << id % 32);
-    }
-    __syncthreads();
-    if (chooses) {
-      if (is_used) {
-        const auto word = static_cast<uint32_t>(warp() / 8 << 16 | id);
-        SendWord(&p_.plan.board->tiles[TilesBefore(id, warp() / 8)], word, number);
-      }
-      WeighExperts(p_, warp(), id, s_.scratch[warp()]);
-    }
-    if (warp() == kDirectWarps - 1) {
-      const uint32_t* const words = &s_.used[0][0];
-      const int in_word = lane() < kGroups * kWords ? __popc(words[lane()]) : 0;
-      const int count = __reduce_add_sync(0xffffffffu, in_word);
-      if (lane() == 0) {
-        SendWord(&p_.plan.board->num_tiles, static_cast<uint32_t>(count), number);
-        p_.board->launches = number;
-      }
-    }
-    __syncthreads();
-    const RouteScratch& own = s_.scratch[is_pair ? token : 0];
-    const int expert = own.chosen[choice], group = token / 8;
-    int row = 0;
-    if (has_pair) {  // tiles are the experts that are used, in order, each one's groups together
-      const int tile = TilesBefore(expert, group);
-      row = (kGroups + tile) * 8 + token % 8;
-      p_.plan.pair_weight[row] = own.weights[choice];
-    }
-    if (is_pair) p_.plan.pair_of[thread()] = row;
   }
 
- private:
-  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
-  __device__ static int warp() { return thread() / 32; }
-  __device__ static int lane() { return thread() % 32; }
-
-  // The board's lines of the warp's token, which weights have driven out of the L2 cache by now.
-  __device__ void FetchBoard() const {
-    constexpr int kScoresOfLine = 128 / sizeof(RouteBoard::Score);
-    for (int e = lane() * kScoresOfLine; e < p_.num_experts; e += 32 * kScoresOfLine) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(ScoreAt(p_, warp(), e)));
-    }
-  }
   // Of the warp's token: a lane has those of experts l, l + 32, ….
-  __device__ void AwaitScores(uint32_t number, float (&scores)[kLane]) const {
-    bool all;
-    do {
-      all = true;
+  __device__ void AwaitScores(float (&scores)[kLane]) {
+    if constexpr (kCluster) {
+      BarrierWaitCluster(&s_.scores_full, 0);
 #pragma unroll
       for (int i = 0; i < kLane; ++i) {
-        const int e = i * 32 + thread() % 32;
-        if (e < p_.num_experts) all &= ReceiveScore(ScoreAt(p_, warp(), e), number, scores[i]);
+        const int e = i * 32 + lane();
+        if (e < p_.num_experts) scores[i] = s_.scratch[warp()].s[e];
       }
-    } while (!all);
-    __syncwarp();
+    } else {
+      while (!ReceiveScores(scores)) {
+      }
+      KeepScores(p_, scores, s_.scratch[warp()]);
+    }
+  }
+  __device__ bool ReceiveScores(float (&scores)[kLane]) const {
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < kLane; ++i) {
+      const int e = i * 32 + lane();
+      if (e < p_.num_experts) all &= ReceiveScore(ScoreAt(p_, warp(), e), number_, scores[i]);
+    }
+    return all;
   }
 
   // A group of tokens at an expert that one of them chose is a tile: those of experts below
@@ -386,22 +416,51 @@ class DirectPlan {
     }
     return count;
   }
+  // By all threads. id: of a lane's expert, if it has one that is used.
+  __device__ void TellTiles(int id, bool is_used) {
+    if (is_used) atomicOr(&s_.used[warp() / 8][id / 32], 1u << id % 32);
+    __syncthreads();
+    if (is_used) {
+      const auto word = static_cast<uint32_t>(warp() / 8 << 16 | id);
+      SendWord(&p_.plan.board->tiles[TilesBefore(id, warp() / 8)], word, number_);
+    }
+    if (warp() != kDirectWarps - 1) return;
+    const uint32_t* const words = &s_.used[0][0];
+    const int in_word = lane() < kGroups * kWords ? __popc(words[lane()]) : 0;
+    const int count = __reduce_add_sync(0xffffffffu, in_word);
+    if (lane() == 0) SendWord(&p_.plan.board->num_tiles, static_cast<uint32_t>(count), number_);
+  }
+  // Tiles are the experts that are used, in order, each one's groups together.
+  __device__ void WritePair(int token, int choice, bool has_pair) const {
+    const RouteScratch& own = s_.scratch[token];
+    int row = 0;
+    if (has_pair) {
+      row = (kGroups + TilesBefore(own.chosen[choice], token / 8)) * 8 + token % 8;
+      p_.plan.pair_weight[row] = own.weights[choice];
+    }
+    p_.plan.pair_of[thread()] = row;
+  }
+  // Of the warp's token, which nothing here waits for.
+  __device__ void WriteScores() const {
+    for (int e = lane(); e < p_.num_experts; e += 32) {
+      p_.scores[int64_t{warp()} * p_.num_experts + e] = s_.scratch[warp()].s[e];
+    }
+  }
 
   const CudaMoeRouteParams& p_;
-  DirectShared& s_;
-  const int tokens_;
+  std::byte* const gate_;
+  Shared& s_;
+  const int first_, blocks_, stride_, tokens_;
+  const bool plans_;
+  const uint32_t number_;
+  int token_[kGroups], other_[kGroups];
 };
 
-template <int kGroups, int kLane>
+template <int kGroups, int kLane, bool kCluster>
 __global__ void __launch_bounds__(kDirectThreads)
     RouteDirectKernel(const __grid_constant__ CudaMoeRouteParams p) {
-  extern __shared__ __align__(128) std::byte gate[];
-  __shared__ DirectShared shared;
-  if (blockIdx.x == 0) {
-    DirectPlan<kGroups, kLane>(p, shared).Run();
-  } else {
-    DirectScores<kGroups>(p, shared, gate).Run();
-  }
+  extern __shared__ __align__(128) std::byte memory[];
+  DirectRoute<kGroups, kLane, kCluster>(p, memory).Run();
 }
 
 // How more tokens are shared: block i has those from i * tokens on.
@@ -435,7 +494,7 @@ class Router {
                  params.num_tokens)) {}
 
   __device__ void Run() {
-    const LaneBias<kExpertsOfLane> bias(p_);
+    const LaneBias<kExpertsOfLane> bias(p_.bias, p_.num_experts);
     for (int e = lane(); e < p_.num_experts; e += 32) s_.pairs[warp()][e] = 0;
     WaitForPredecessor();
     AllowSuccessor();
@@ -472,7 +531,8 @@ class Router {
       if (i * 32 >= p_.num_experts) break;
       scores[i] = Score(scores[i]);
     }
-    const int id = ChooseExperts(p_, t, bias, scores, s_.scratch[warp()]);
+    KeepScores(p_, scores, s_.scratch[warp()]);
+    const int id = p_.tid2eid != nullptr ? TableExpert(p_, t) : ChooseExperts(p_, bias, scores);
     WeighExperts(p_, t, id, s_.scratch[warp()]);
   }
   __device__ void TakeChoice(int64_t t) {
@@ -646,17 +706,35 @@ RouteShape MakeShape(const CudaMoeRouteParams& p) {
   return s;
 }
 
+template <int kGroups, int kLane, bool kCluster>
 void LaunchDirect(const CudaMoeRouteParams& p, device::Stream& stream) {
-  const auto blocks =
-      1 + (static_cast<unsigned>(p.num_experts) + kDirectExperts - 1) / kDirectExperts;
-  const auto launch = [&](auto kernel) {
-    LaunchKernel(kernel, blocks, kDirectThreads,
-                 static_cast<size_t>(p.hidden / 64 * kGateBlockBytes), stream, p);
-  };
-  const bool many = p.num_experts > 256;
-  if (p.num_tokens <= 8)
-    return many ? launch(RouteDirectKernel<1, 16>) : launch(RouteDirectKernel<1, 8>);
-  many ? launch(RouteDirectKernel<2, 16>) : launch(RouteDirectKernel<2, 8>);
+  using Route = DirectRoute<kGroups, kLane, kCluster>;
+  const auto kernel = RouteDirectKernel<kGroups, kLane, kCluster>;
+  const unsigned blocks =
+      (static_cast<unsigned>(p.num_experts) + Route::kExperts - 1) / Route::kExperts;
+  if constexpr (kCluster) {
+    device::CheckCuda(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), __FILE__,
+        __LINE__);
+  }
+  LaunchClusters(kernel, blocks, kCluster ? blocks : 1, kDirectThreads,
+                 Route::SharedBytes(p.hidden), stream, p);
+}
+
+template <int kGroups>
+void LaunchDirect(const CudaMoeRouteParams& p, device::Stream& stream) {
+  constexpr size_t kMostSharedBytes = 227 << 10;
+  if (p.num_experts > 256) return LaunchDirect<kGroups, 16, false>(p, stream);
+  using Route = DirectRoute<kGroups, 8, true>;
+  static_assert(kMaxCluster * Route::kExperts == 256);
+  const bool is_cluster =
+      p.num_experts > Route::kExperts && Route::SharedBytes(p.hidden) <= kMostSharedBytes;
+  is_cluster ? LaunchDirect<kGroups, 8, true>(p, stream)
+             : LaunchDirect<kGroups, 8, false>(p, stream);
+}
+
+void LaunchDirect(const CudaMoeRouteParams& p, device::Stream& stream) {
+  p.num_tokens <= 8 ? LaunchDirect<1>(p, stream) : LaunchDirect<2>(p, stream);
 }
 
 void LaunchGate(const CudaMoeRouteParams& p, device::Stream& stream) {

@@ -1,6 +1,7 @@
 // Routing on a GPU: the gate's product, moe_route.h, then the plan of the expert products
 // (expert_plan.h): which rows each expert computes, and for more than kDirectTokens tokens their
-// activations gathered by expert. Up to kDirectTokens tokens that is one launch, but for prefill.
+// activations gathered by expert. Up to kDirectTokens tokens that is one launch, but for prefill;
+// between two of these lies a launch that waits for the first.
 // Padding tokens (token_seq -1) are routed nowhere.
 #pragma once
 
@@ -17,7 +18,7 @@ inline constexpr int kMaxExperts = 512;
 
 inline constexpr int kMaxRouteBlocks = 128;
 
-// What the blocks of a launch tell each other. Zero at first; another stream's launches need
+// What the blocks of a launch tell each other, where they are no cluster. Zero at first; another stream's launches need
 // another one.
 struct RouteBoard {
   struct alignas(8) Score {
@@ -33,7 +34,9 @@ struct RouteBoard {
 struct CudaMoeRouteParams {
   TiledMatrix gate;         // kBf16 [num_experts, hidden]
   Bf16Tiles h = {};         // [num_tokens, hidden]
-  float* scores = nullptr;  // [num_tokens, num_experts], scratch of more than kDirectTokens
+  // [num_tokens, num_experts]: the gate's products, or of up to kDirectTokens tokens, if wanted, the
+  // scores that are made of them.
+  float* scores = nullptr;
   RouteBoard* board = nullptr;
   int64_t num_tokens = 0;
   bool prefill = false;  // the same choices and weights for any number of tokens
