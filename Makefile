@@ -49,10 +49,10 @@ test-gpu:  ## the tests of device code, on a machine with a GPU
 	FATHOM_BINARY=$(CURDIR)/build-cuda/fathom $(PYTHON) -m pytest tests/e2e/gpu_ranks_test.py
 
 # Without the tests whose kernels racecheck does not follow (docs/kernels.md says why).
-RACECHECKED = SparseAttentionCuda*:IndexSelectCuda*:AttentionPrologueCudaTest.StepsOfA?*Layer*:NormCuda*
+RACECHECKED = SparseAttentionCudaTest.Ch*:SparseAttentionCudaTest.S*:SparseAttentionCudaTest.L*:IndexSelectCuda*:AttentionPrologueCudaTest.StepsOfA?*Layer*:NormCuda*
 RACECHECKED := $(RACECHECKED):GemmCudaTest.Bf16*:GemmCudaTest.G*:GemmCudaTest.S*Launch:GemmCudaTest.M*:GemmCudaTest.P*
 RACECHECKED := $(RACECHECKED):ExpertsCudaTest.S*:ExpertsCudaTest.P*
-RACECHECKED := $(RACECHECKED)-SparseAttentionCudaTest.Two*:IndexSelectCudaTest.E*:IndexSelectCudaTest.L*:IndexSelectCudaTest.T*
+RACECHECKED := $(RACECHECKED)-IndexSelectCudaTest.E*:IndexSelectCudaTest.L*:IndexSelectCudaTest.T*
 racecheck:  ## kernels' tests under compute-sanitizer's memcheck and racecheck, on a machine with a GPU
 	scripts/setup --test
 	cmake --preset racecheck

@@ -1,7 +1,7 @@
 // Time of the attention kernels at the real shapes of V4 Flash and Pro, one layer of each kind, and
 // their share of what the memory (4.55 TB/s) or the tensor cores (785 TFLOP/s BF16, 1,320 FP8)
 // could do, whichever bounds them. Launches are timed in a graph of 16 layers, so that caches do
-// not hold the keys. `attention_bench [decode|prefill|ranks|long]`; all otherwise.
+// not hold the keys. `attention_bench [decode|few|prefill|ranks|long]`; all otherwise.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -253,6 +253,15 @@ int Run(const char* what) {
       for (const Step& step : {Step{1, 8192, 0}, Step{1, 1, 4096}, Step{64, 1, 4096},
                                Step{1, 1, 131072}, Step{1, 1, 262144}, Step{1, 1, 1048000}}) {
         Layer layer(bench, model, step);
+        for (const int ratio : {0, 4, 128}) layer.Attend(ratio);
+        bench.Free();
+      }
+    }
+  }
+  if (chosen("few")) {
+    for (const Model& model : {kFlash, kFlashHalf, kFlashQuarter}) {
+      for (const int seqs : {1, 2, 4, 8, 12, 16}) {
+        Layer layer(bench, model, {seqs, 1, 4096});
         for (const int ratio : {0, 4, 128}) layer.Attend(ratio);
         bench.Free();
       }

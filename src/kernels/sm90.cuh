@@ -186,6 +186,20 @@ __device__ inline void SendInCluster(uint32_t address, float value, uint32_t bar
       "f"(value), "r"(barrier)
       : "memory");
 }
+__device__ inline void SendInCluster(uint32_t address, float2 v, uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
+          address),
+      "f"(v.x), "f"(v.y), "r"(barrier)
+      : "memory");
+}
+__device__ inline void SendInCluster(uint32_t address, float4 v, uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(address),
+      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+      : "memory");
+}
 // `value` to this block's address `p` in the cluster's block `rank`, on whose `barrier` it counts.
 __device__ inline void SendToBlock(const float* p, float value, const uint64_t* barrier,
                                    uint32_t rank) {

@@ -1,6 +1,6 @@
-// How keys lie in shared memory for attention: tiles of 64 as 8 column blocks of [64 keys, 64
-// columns] in 128-byte swizzled rows of BF16, which serve as K and as V; and the way there: four
-// threads fetch a key's bytes together and widen them. Device code only.
+// How keys lie in shared memory for attention: tiles, of 64 but where another number is named, as 8
+// column blocks of [64 keys, 64 columns] in 128-byte swizzled rows of BF16, which serve as K and as
+// V; and the way there: four threads fetch a key's bytes together and widen them. Device code only.
 #pragma once
 
 #include "kernels/sm90.cuh"
@@ -13,8 +13,9 @@ inline constexpr int kColumnBlockBytes = kKeyTile * 128;
 inline constexpr int kKeyTileBytes = 8 * kColumnBlockBytes;
 
 // Where the 16-byte chunk of columns 8 * chunk .. 8 * chunk + 7 of a row lies in a tile.
+template <int kKeys = kKeyTile>
 __device__ __forceinline__ uint32_t ChunkOffset(uint32_t row, uint32_t chunk) {
-  return (chunk / 8) * kColumnBlockBytes + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
+  return (chunk / 8) * (kKeys * 128) + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
 }
 
 // Two e4m3 codes, in bytes 1 and 3, as BF16 numbers 2^120 too small: their bits are moved, no more.
@@ -53,19 +54,20 @@ class KeyRow {
   }
 
   // Widens into row `row` of the tile at the shared address `tile`.
+  template <int kKeys = kKeyTile>
   __device__ void Place(uint32_t tile, uint32_t row, uint32_t lane) const {
-    const uint32_t low_half = tile + ChunkOffset(row, 2 * lane);
-    const uint32_t high_half = tile + ChunkOffset(row, 2 * lane + 1);
+    const uint32_t low_half = tile + ChunkOffset<kKeys>(row, 2 * lane);
+    const uint32_t high_half = tile + ChunkOffset<kKeys>(row, 2 * lane + 1);
 #pragma unroll
     for (int n = 0; n < kFp8Chunks; ++n) {
       const uint32_t factor = FactorOf(scales_, n);
       const uint2 a = WidenCodes(raw_[n].x, factor), b = WidenCodes(raw_[n].y, factor);
       const uint2 c = WidenCodes(raw_[n].z, factor), d = WidenCodes(raw_[n].w, factor);
-      StoreShared(low_half + n * kColumnBlockBytes, {a.x, a.y, b.x, b.y});
-      StoreShared(high_half + n * kColumnBlockBytes, {c.x, c.y, d.x, d.y});
+      StoreShared(low_half + n * (kKeys * 128), {a.x, a.y, b.x, b.y});
+      StoreShared(high_half + n * (kKeys * 128), {c.x, c.y, d.x, d.y});
     }
-    StoreShared(tile + ChunkOffset(row, 56 + lane), raw_[7]);
-    StoreShared(tile + ChunkOffset(row, 60 + lane), raw_[8]);
+    StoreShared(tile + ChunkOffset<kKeys>(row, 56 + lane), raw_[7]);
+    StoreShared(tile + ChunkOffset<kKeys>(row, 60 + lane), raw_[8]);
   }
 
  private:

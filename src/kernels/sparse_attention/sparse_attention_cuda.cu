@@ -1,10 +1,11 @@
-// Attention of steps of few tokens and keys (attention_decode.cuh), and of larger ones
-// (attention_sm90.cuh): a block for each token, 64 heads and split of the keys. A block that has
-// all keys writes the output; parts are added up by a second kernel, or by a cluster.
+// Attention of steps of few tokens and keys (attention_cluster.cuh, attention_decode.cuh), and of
+// larger ones (attention_sm90.cuh): a block for each token, 64 heads and split of the keys. A block
+// that has all keys writes the output; parts are added up by a second kernel, or by a cluster.
 #include <algorithm>
 
 #include "kernels/aligned_shared.cuh"
 #include "kernels/launch.cuh"
+#include "kernels/sparse_attention/attention_cluster.cuh"
 #include "kernels/sparse_attention/attention_decode.cuh"
 #include "kernels/sparse_attention/attention_sm90.cuh"
 #include "kernels/sparse_attention/attention_two_phase.cuh"
@@ -199,8 +200,12 @@ __global__ void __maxnreg__(56)
   *reinterpret_cast<uint2*>(reinterpret_cast<uint8_t*>(p.out.values) + offset) = out;
 }
 
+// With more, 32 heads a block are more blocks than run at once.
+inline constexpr int kMaxClusterTokens = 12;
+
 // How a step of few tokens is spread out: 8, 16 or 32 heads a block; 0 splits where it is not one.
-// Counts as for 64 heads, so that a rank that has some of them adds up as one that has all.
+// Counts as for 64 heads, so that a rank that has some of them adds up as one that has all. With
+// clusters the splits depend on the keys alone, and heads follow from how many blocks there are.
 struct DecodePlan {
   int heads = 8, splits = 0;
   bool clusters = false, two_phase = false;
@@ -221,14 +226,10 @@ DecodePlan PlanDecode(const CudaSparseAttentionParams& p) {
   const auto tiles = [&](int splits) {
     return (keys + splits * kKeyTile - 1) / (splits * kKeyTile);
   };
-  if (keys <= kMaxClusterSplits * kKeyTile) {
-    int splits = kMaxClusterSplits;
-    while (splits > 0 && tokens * 8 * splits > kTargetBlocks) splits /= 2;
-    // No more than give every split a tile: parts cost time to add up.
-    while (splits > 1 && tiles(splits / 2) == 1) splits /= 2;
-    // Block tables are up to twice as wide as contexts need: then a tile more may be counted.
-    const int most = p.ratio == 128 ? 3 : 2;
-    return {8, splits > 0 && tiles(splits) <= most ? splits : 0, true};
+  if (keys <= kMaxClusterSplits * kClusterKeys && tokens <= kMaxClusterTokens) {
+    int splits = 2;
+    while (splits * kClusterKeys < keys) splits *= 2;
+    return {.splits = splits, .clusters = true};
   }
   if (tokens > 4) return {};
   // 96 blocks of 8 or of 16 heads, which leave multiprocessors to the blocks that add up; 132, of
@@ -258,18 +259,41 @@ void LaunchCombine(const CudaSparseAttentionParams& p, const AttentionParts& par
   parts.max_splits > 4 * kPartsAhead ? launch(CombineShape<8, 4>()) : launch(CombineShape<4, 2>());
 }
 
-template <int kHeads, bool kClusters>
+template <int kHeads>
 void LaunchDecode(const CudaSparseAttentionParams& p, const AttentionParts& parts, int splits,
                   device::Stream& stream) {
   const dim3 grid(splits, (p.num_heads + kHeads - 1) / kHeads, p.batch.num_tokens);
   // Behind a selection of many blocks all multiprocessors are free at once, and two blocks of 8
   // heads would share one. Without a selection they start beside the query products.
-  const bool alone = p.ratio == 4 && !kClusters && grid.x * grid.y * grid.z <= kTargetBlocks;
+  const bool alone = p.ratio == 4 && grid.x * grid.y * grid.z <= kTargetBlocks;
   const size_t bytes = kDecodeSharedBytes<kHeads>;
-  LaunchClusters(DecodeAttentionKernel<kHeads, kClusters>, grid, kClusters ? splits : 1,
-                 kDecodeThreads, alone ? std::max(bytes, kAloneSharedBytes) : bytes, stream, p,
-                 parts);
-  if (!kClusters) LaunchCombine(p, parts, stream);
+  LaunchKernel(DecodeAttentionKernel<kHeads>, grid, kDecodeThreads,
+               alone ? std::max(bytes, kAloneSharedBytes) : bytes, stream, p, parts);
+  LaunchCombine(p, parts, stream);
+}
+
+template <int kHeads, int kSplits>
+void LaunchCluster(const CudaSparseAttentionParams& p, device::Stream& stream) {
+  const dim3 grid(kSplits, (p.num_heads + kHeads - 1) / kHeads, p.batch.num_tokens);
+  LaunchClusters(ClusterAttentionKernel<kHeads, kSplits>, grid, kSplits, 4 * kClusterKeys,
+                 kClusterSharedBytes<kHeads, kSplits>, stream, p);
+}
+template <int kHeads>
+void LaunchCluster(const CudaSparseAttentionParams& p, int splits, device::Stream& stream) {
+  if (splits == 2) return LaunchCluster<kHeads, 2>(p, stream);
+  if (splits == 4) return LaunchCluster<kHeads, 4>(p, stream);
+  CHECK_EQ(splits, kMaxClusterSplits);
+  LaunchCluster<kHeads, kMaxClusterSplits>(p, stream);
+}
+
+// As few heads a block as leave a multiprocessor to each: clusters of 8 do not fill the GPU.
+void LaunchCluster(const CudaSparseAttentionParams& p, int splits, device::Stream& stream) {
+  const auto run_at_once = [&](int heads) {
+    return p.batch.num_tokens * ((p.num_heads + heads - 1) / heads) * splits <= 120;
+  };
+  if (run_at_once(8)) return LaunchCluster<8>(p, splits, stream);
+  if (run_at_once(16)) return LaunchCluster<16>(p, splits, stream);
+  LaunchCluster<32>(p, splits, stream);
 }
 
 // A split step has at most kTargetBlocks parts of at most 64 heads.
@@ -314,12 +338,12 @@ void Launch(const CudaSparseAttentionParams& p, device::Stream& stream) {
   if (plan.splits > 0) {
     const AttentionParts parts = parts_of(plan.splits);
     if (plan.two_phase) return LaunchTwoPhase(p, parts, stream);
-    if (plan.clusters) return LaunchDecode<8, true>(p, parts, plan.splits, stream);
+    if (plan.clusters) return LaunchCluster(p, plan.splits, stream);
     // A rank with half of the heads has half of them in a block: the same sums, and as many blocks.
     const int heads = p.num_heads <= 32 ? std::min(plan.heads, 16) : plan.heads;
-    if (heads == 8) return LaunchDecode<8, false>(p, parts, plan.splits, stream);
-    if (heads == 16) return LaunchDecode<16, false>(p, parts, plan.splits, stream);
-    return LaunchDecode<32, false>(p, parts, plan.splits, stream);
+    if (heads == 8) return LaunchDecode<8>(p, parts, plan.splits, stream);
+    if (heads == 16) return LaunchDecode<16>(p, parts, plan.splits, stream);
+    return LaunchDecode<32>(p, parts, plan.splits, stream);
   }
   const int head_tiles = HeadTiles(p.num_heads);
   const int blocks = p.batch.num_tokens * head_tiles;

@@ -262,7 +262,7 @@ class PrefillAttentionTest : public SparseAttentionCudaTest {
     const auto workspace = Poisoned(SparseAttentionWorkspaceBytes(heads.count));
     CudaSparseAttentionParams p;
     p.batch = batch_.OnDevice(upload, keep);
-    p.prefill = true;
+    p.prefill = is_prefill_;
     p.q = As<const __nv_bfloat16>(q);
     p.num_heads = heads.count;
     p.norm_eps = 1e-6f;
@@ -287,6 +287,22 @@ class PrefillAttentionTest : public SparseAttentionCudaTest {
     return values;
   }
 
+  void ExpectSameBitsOfHeads(int ratio, int num_tokens) {
+    FillBlocks(ratio);
+    const auto all = Run(ratio, {0, num_tokens}, {});
+    for (const Heads& heads : {Heads{32, 32}, Heads{48, 16}, Heads{8, 40}, Heads{3, 1}}) {
+      const auto some = Run(ratio, {0, num_tokens}, heads);
+      for (int t = 0; t < num_tokens; ++t) {
+        ASSERT_EQ(0, std::memcmp(some.data() + int64_t{t} * heads.count * 512,
+                                 all.data() + (int64_t{t} * kHeads + heads.first) * 512,
+                                 static_cast<size_t>(heads.count) * 1024))
+            << "ratio " << ratio << ", token " << t << " of " << num_tokens << ", " << heads.count
+            << " heads";
+      }
+    }
+  }
+
+  bool is_prefill_ = true;
   TestBatch batch_{1, kTotal, 11};
   std::vector<BFloat16> q_;
   FreshEntries fresh_;
@@ -312,19 +328,13 @@ TEST_F(PrefillAttentionTest, GivesATokenTheSameBitsInEveryStep) {
 }
 
 TEST_F(PrefillAttentionTest, GivesAHeadTheSameBitsBesideAnyOthers) {
-  constexpr TestStep kStep{0, 150};
+  for (const int ratio : {0, 4, 128}) ExpectSameBitsOfHeads(ratio, 150);
+}
+
+TEST_F(PrefillAttentionTest, DecodesGiveAHeadTheSameBitsBesideAnyOthers) {
+  is_prefill_ = false;
   for (const int ratio : {0, 4, 128}) {
-    FillBlocks(ratio);
-    const auto all = Run(ratio, kStep, {});
-    for (const Heads& heads : {Heads{32, 32}, Heads{48, 16}, Heads{8, 40}, Heads{3, 1}}) {
-      const auto some = Run(ratio, kStep, heads);
-      for (int t = 0; t < kStep.num_tokens; ++t) {
-        ASSERT_EQ(0, std::memcmp(some.data() + int64_t{t} * heads.count * 512,
-                                 all.data() + (int64_t{t} * kHeads + heads.first) * 512,
-                                 static_cast<size_t>(heads.count) * 1024))
-            << "ratio " << ratio << ", token " << t << ", " << heads.count << " heads";
-      }
-    }
+    for (const int tokens : {1, 2, 4, 8, 12}) ExpectSameBitsOfHeads(ratio, tokens);
   }
 }
 
