@@ -286,7 +286,6 @@ class Boundary {
     }
     if constexpr (!kHead) {
       for (int k = 0; k < kS; ++k) X(token_, k, column_) = streams_[k];
-      NamedBarrierArrive(kStreamsMade, kThreads);
     }
   }
   __device__ void Mix(float4 y) {
@@ -314,6 +313,8 @@ class Boundary {
     for (int m = 0; m < kS; ++m) {
       for (int k = 0; k < kS; ++k) sums[m] += Dot(Mixer(m, k, column_), x[k]);
     }
+    // The other warps' loads do not get between these.
+    if constexpr (!kHead) NamedBarrierArrive(kStreamsMade, kThreads);
     const float sum = TransposedSum(sums);
     constexpr int kLanes = 32 / kEarlyRow;
     const int i = lane() / kLanes;

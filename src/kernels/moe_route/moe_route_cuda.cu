@@ -1,6 +1,7 @@
 // One warp routes a token. Few tokens: one block makes the plan of the scores that the others send
 // it. More: the last block to route its tokens makes it.
 #include <algorithm>
+#include <iterator>
 
 #include "base/check.h"
 #include "kernels/gemm/gemm_cuda.h"
@@ -111,9 +112,9 @@ __device__ int TableExpert(const CudaMoeRouteParams& p, int64_t t) {
   return lane < k ? p.tid2eid[int64_t{p.token_ids[t]} * k + lane] : 0;
 }
 
-// Then writes expert_ids and weights of token t; id: of the lane's expert.
-__device__ void WeighExperts(const CudaMoeRouteParams& p, int64_t t, int id,
-                             RouteScratch& scratch) {
+// Then writes expert_ids and weights of token t; id: of the lane's expert. Returns its place among
+// them.
+__device__ int WeighExperts(const CudaMoeRouteParams& p, int64_t t, int id, RouteScratch& scratch) {
   const int lane = static_cast<int>(threadIdx.x) % 32, k = p.num_chosen;
   const float own = scratch.s[id];
   float sum = 0;
@@ -124,10 +125,11 @@ __device__ void WeighExperts(const CudaMoeRouteParams& p, int64_t t, int id,
     const int other = __shfl_sync(0xffffffffu, id, i);
     place += other < id || (other == id && i < lane) ? 1 : 0;
   }
-  if (lane >= k) return;
+  if (lane >= k) return 0;
   const float weight = own / sum * p.scaling;
   scratch.chosen[place] = p.expert_ids[t * k + place] = id;
   scratch.weights[place] = p.weights[t * k + place] = weight;
+  return place;
 }
 
 __device__ RouteBoard::Score* ScoreAt(const CudaMoeRouteParams& p, int token, int expert) {
@@ -156,8 +158,9 @@ __device__ bool ReceiveScore(const RouteBoard::Score* from, uint32_t number, flo
 
 // Up to kDirectTokens tokens. Each block has the scores of a few experts and sends them to the
 // first one, which makes the plan. Where a cluster's shared memory holds the gate, the blocks are
-// one and scores go from block to block; else they carry the number of the launch beside them, so
-// that whoever reads a pair of both knows that it has arrived: no counter, no fence.
+// one and scores go from block to block: of one token to all of them, each of which finds out
+// which of its experts are chosen. Else scores carry the number of the launch beside them, so that
+// whoever reads a pair of both knows that it has arrived: no counter, no fence.
 constexpr int kWords = kMaxExperts / 32;
 constexpr int kDirectThreads = 512;
 static_assert(kDirectThreads >= kMaxExperts);
@@ -177,8 +180,9 @@ class DirectRoute {
 
   struct Shared {
     float sums[kDirectWarps][kGroups * 8][kExperts];
-    RouteScratch scratch[kDirectTokens];  // the first block's, as what follows
-    uint32_t used[kGroups][kWords];       // by a group of eight tokens: a bit an expert
+    RouteScratch scratch[kDirectTokens];
+    uint32_t used[kGroups][kWords];  // by a group of eight tokens: a bit an expert
+    int tile[kMaxChosen];  // of one token's experts, in their order, where each block tells its own
     float bias[kMaxExperts];
     uint64_t gate_full, scores_full;
   };
@@ -196,6 +200,7 @@ class DirectRoute {
         stride_(static_cast<int>(params.h.row_groups) * kTileBytes),
         tokens_(static_cast<int>(params.num_tokens)),
         plans_(blockIdx.x == 0),
+        tells_own_(kCluster && params.num_tokens == 1 && params.tid2eid == nullptr),
         number_(LaunchNumber(params)) {}
 
   __device__ void Run() {
@@ -204,24 +209,29 @@ class DirectRoute {
     if constexpr (kCluster) ClusterArrive();
     if (warp() == 0) FetchGate();
     FindTokens();
+    if (p_.bias != nullptr && thread() < p_.num_experts) s_.bias[thread()] = p_.bias[thread()];
     int token = thread() / p_.num_chosen, choice = thread() % p_.num_chosen;
     asm volatile("" : "+r"(token), "+r"(choice));  // before the wait, not when it is needed
+    const bool first_exists = p_.token_seq[0] >= 0;
     const bool has_pair = token < tokens_ && p_.token_seq[token] >= 0;
     const bool is_used = chooses() && lane() < p_.num_chosen && p_.token_seq[warp()] >= 0;
     const bool has_table = p_.tid2eid != nullptr;
     int id = 0;
     if (plans_) {
-      BeginPlan();
+      BeginPlan(first_exists);
       if (has_table) {  // nothing of the plan depends on the scores
         if (chooses()) id = TableExpert(p_, warp());
         TellTiles(id, is_used);
       }
     }
+    Gate gate;
+    if constexpr (kGateAhead) TakeGate(warp(), gate);
     if constexpr (kCluster) ClusterWait();  // the first block has started
     WaitForPredecessor();
     // The plan's number is there before a block of the successor is.
     if (!plans_ || warp() == kDirectWarps - 1) AllowSuccessor();
-    SendScores();
+    SendScores(gate);
+    if (tells_own_) TellOwnTile(first_exists);
     if (!plans_) return;
     ClearPlan();
     if (chooses()) {
@@ -229,8 +239,11 @@ class DirectRoute {
       AwaitScores(scores);
       if (!has_table) id = ChooseExperts(p_, LaneBias<kLane>(s_.bias, p_.num_experts), scores);
     }
-    if (!has_table) TellTiles(id, is_used);
-    if (chooses()) WeighExperts(p_, warp(), id, s_.scratch[warp()]);
+    if (!has_table && !tells_own_) TellTiles(id, is_used);
+    if (chooses()) {
+      const int place = WeighExperts(p_, warp(), id, s_.scratch[warp()]);
+      if (tells_own_ && lane() < p_.num_chosen) s_.tile[place] = lane();
+    }
     __syncthreads();
     if (token < tokens_) WritePair(token, choice, has_pair);
     if (chooses() && p_.scores != nullptr) WriteScores();
@@ -277,12 +290,12 @@ class DirectRoute {
     }
   }
 
-  __device__ void BeginPlan() {
+  __device__ void BeginPlan(bool first_exists) {
     if (thread() < kGroups * kWords) (&s_.used[0][0])[thread()] = 0;
-    if (p_.bias != nullptr && thread() < p_.num_experts) s_.bias[thread()] = p_.bias[thread()];
     if (!kCluster && chooses()) FetchBoard();
     if (thread() == kDirectThreads - 32) {
       p_.plan.board->launch = number_;
+      if (tells_own_) TellCount(first_exists ? p_.num_chosen : 0);
       __threadfence();
     }
     __syncthreads();
@@ -295,31 +308,59 @@ class DirectRoute {
     }
   }
 
+  // A thread's two pieces of eight experts' rows each, of each block on its way. With two groups of
+  // tokens there is no room for them in registers before they are needed.
+  static constexpr bool kGateAhead = kGroups == 1;
+  using Gate = uint4[kGateAhead ? kLoadedBlocks : 1][2][kExperts / 8];
+
+  // `first` and, kDirectWarps apart, what follows it.
+  __device__ void TakeGate(int first, Gate& gate) {
+    BarrierWait(&s_.gate_full, 0);
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(std::size(gate)); ++i) {
+      const std::byte* const block =
+          gate_ + min(first + i * kDirectWarps, blocks_ - 1) * kGateBlockBytes + Chunk(lane() / 4);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int eight = 0; eight < kExperts / 8; ++eight) {
+          gate[i][half][eight] = *reinterpret_cast<const uint4*>(
+              block + half * OtherChunk(lane() / 4) + eight * kEightRowsBytes);
+        }
+      }
+    }
+  }
+
   // Each warp multiplies some blocks of 64 columns, of which a thread has the same columns of h and
   // of the gate, so their order does not matter.
-  __device__ void SendScores() {
+  __device__ void SendScores(Gate& gate) {
     float sums[kGroups][kLoadedBlocks][4] = {};
 #pragma unroll 1
     for (int block = warp(); block < blocks_; block += kLoadedBlocks * kDirectWarps) {
-      Multiply(block, sums);
+      if (kGateAhead && block != warp()) TakeGate(block, gate);
+      Multiply(block, gate, sums);
     }
     KeepSums(sums);
     __syncthreads();
-    const int t = thread() / kExperts, e = thread() % kExperts;
+    const int e = thread() % kExperts;
+    int t = thread() / kExperts, to = 0;
+    if (tells_own_) {  // to every block
+      to = t, t = 0;
+      if (to >= static_cast<int>(gridDim.x)) return;
+    }
     if (t >= tokens_ || first_ + e >= p_.num_experts) return;
     float logit = 0;
 #pragma unroll
     for (int w = 0; w < kDirectWarps; ++w) logit += s_.sums[w][t][e];
     const float score = Score(logit);
     if constexpr (kCluster) {
-      SendToBlock(&s_.scratch[t].s[first_ + e], score, &s_.scores_full, 0);
+      SendToBlock(&s_.scratch[t].s[first_ + e], score, &s_.scores_full, static_cast<uint32_t>(to));
     } else {
       SendScore(ScoreAt(p_, t, first_ + e), score, number_);
     }
   }
 
-  // `first` and, kDirectWarps apart, what follows it.
-  __device__ void Multiply(int first, float (&sums)[kGroups][kLoadedBlocks][4]) {
+  __device__ void Multiply(int first, Gate& gate, float (&sums)[kGroups][kLoadedBlocks][4]) {
     const auto* const h = reinterpret_cast<const std::byte*>(p_.h.values);
     uint4 x[kLoadedBlocks][kGroups][2];
 #pragma unroll
@@ -332,18 +373,16 @@ class DirectRoute {
         x[i][g][1] = *reinterpret_cast<const uint4*>(from + other_[g]);
       }
     }
-    BarrierWait(&s_.gate_full, 0);
 #pragma unroll
     for (int i = 0; i < kLoadedBlocks; ++i) {
       const int block = first + i * kDirectWarps;
       if (block >= blocks_) break;
+      if constexpr (!kGateAhead) TakeGate(block, gate);
+      const auto& own = gate[kGateAhead ? i : 0];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const std::byte* const from =
-            gate_ + block * kGateBlockBytes + Chunk(lane() / 4) + half * OtherChunk(lane() / 4);
-        const uint4 low = *reinterpret_cast<const uint4*>(from);
-        const uint4 high =
-            kExperts == 8 ? uint4{} : *reinterpret_cast<const uint4*>(from + kEightRowsBytes);
+        const uint4 low = own[half][0],
+                    high = kExperts == 8 ? uint4{} : own[half][kExperts / 8 - 1];
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
           const uint4& b = x[i][g][half];
@@ -359,9 +398,33 @@ class DirectRoute {
     for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
       for (int i = 0; i < kExperts / 4; ++i) {
-        s_.sums[warp()][g * 8 + lane() % 4 * 2 + i % 2][lane() / 4 + i / 2 * 8] =
+        const int t = g * 8 + lane() % 4 * 2 + i % 2;
+        if (t >= tokens_) continue;
+        s_.sums[warp()][t][lane() / 4 + i / 2 * 8] =
             (sums[g][0][i] + sums[g][1][i]) + (sums[g][2][i] + sums[g][3][i]);
       }
+    }
+  }
+
+  // One token: each warp finds the place of one of the block's experts among all.
+  __device__ void TellOwnTile(bool first_exists) {
+    static_assert(!kCluster || kExperts == kDirectWarps);
+    const int own = first_ + warp();
+    BarrierWaitCluster(&s_.scores_full, 0);
+    if (own >= p_.num_experts) return;
+    const auto key = [this](int e) { return OrderedKey(s_.scratch[0].s[e] + s_.bias[e]); };
+    const uint32_t own_key = key(own);
+    int better = 0;
+#pragma unroll
+    for (int i = 0; i < kLane; ++i) {
+      const int e = i * 32 + lane();
+      if (e >= p_.num_experts) break;
+      const uint32_t other = key(e);
+      better += other > own_key || (other == own_key && e < own) ? 1 : 0;
+    }
+    const int place = __reduce_add_sync(0xffffffffu, better);
+    if (first_exists && lane() == 0 && place < p_.num_chosen) {
+      SendWord(&p_.plan.board->tiles[place], static_cast<uint32_t>(own), number_);
     }
   }
 
@@ -428,14 +491,19 @@ class DirectRoute {
     const uint32_t* const words = &s_.used[0][0];
     const int in_word = lane() < kGroups * kWords ? __popc(words[lane()]) : 0;
     const int count = __reduce_add_sync(0xffffffffu, in_word);
-    if (lane() == 0) SendWord(&p_.plan.board->num_tiles, static_cast<uint32_t>(count), number_);
+    if (lane() == 0) TellCount(count);
   }
-  // Tiles are the experts that are used, in order, each one's groups together.
+  __device__ void TellCount(int tiles) const {
+    SendWord(&p_.plan.board->num_tiles, static_cast<uint32_t>(tiles), number_);
+  }
+  // The rows of tiles: those are the experts that are used, in order, each one's groups together;
+  // or one token's, best first.
   __device__ void WritePair(int token, int choice, bool has_pair) const {
     const RouteScratch& own = s_.scratch[token];
     int row = 0;
     if (has_pair) {
-      row = (kGroups + TilesBefore(own.chosen[choice], token / 8)) * 8 + token % 8;
+      const int tile = tells_own_ ? s_.tile[choice] : TilesBefore(own.chosen[choice], token / 8);
+      row = (kGroups + tile) * 8 + token % 8;
       p_.plan.pair_weight[row] = own.weights[choice];
     }
     p_.plan.pair_of[thread()] = row;
@@ -452,6 +520,7 @@ class DirectRoute {
   Shared& s_;
   const int first_, blocks_, stride_, tokens_;
   const bool plans_;
+  const bool tells_own_;  // each block the tiles of its experts: of one token
   const uint32_t number_;
   int token_[kGroups], other_[kGroups];
 };
