@@ -48,18 +48,19 @@ test-gpu:  ## the tests of device code, on a machine with a GPU
 	ctest --test-dir build-cuda -j 1 --output-on-failure --no-tests=error
 	FATHOM_BINARY=$(CURDIR)/build-cuda/fathom $(PYTHON) -m pytest tests/e2e/gpu_ranks_test.py
 
-# Without the tests whose kernels racecheck does not follow (docs/kernels.md says why).
-RACECHECKED = SparseAttentionCudaTest.Ch*:SparseAttentionCudaTest.S*:SparseAttentionCudaTest.L*:IndexSelectCuda*:AttentionPrologueCudaTest.StepsOfA?*Layer*:NormCuda*
-RACECHECKED := $(RACECHECKED):GemmCudaTest.Bf16*:GemmCudaTest.G*:GemmCudaTest.S*Launch:GemmCudaTest.M*:GemmCudaTest.P*
-RACECHECKED := $(RACECHECKED):ExpertsCudaTest.S*:ExpertsCudaTest.P*
-RACECHECKED := $(RACECHECKED)-IndexSelectCudaTest.E*:IndexSelectCudaTest.L*:IndexSelectCudaTest.T*
+# Not those of kernels that racecheck has not been seen to get through (docs/kernels.md).
+RACECHECKED = *Cuda*-*Boundar*:ExpertsCudaTest.Few*:ExpertsCudaTest.More*:ExpertsCudaTest.R*:ExpertsCudaTest.O*
+RACECHECKED := $(RACECHECKED):SparseAttentionCudaTest.E*:SparseAttentionCudaTest.M*:SparseAttentionCudaTest.O*
+RACECHECKED := $(RACECHECKED):PrefillAttentionCudaTest.D*
+SANITIZER = .venv/lib/python3*/site-packages/nvidia/cu13/bin/compute-sanitizer --error-exitcode 1
 racecheck:  ## kernels' tests under compute-sanitizer's memcheck and racecheck, on a machine with a GPU
-	scripts/setup --test
+	scripts/setup --test --racecheck
+	cmake --preset cuda
+	cmake --build --preset cuda --target kernels_test -j $(JOBS)
+	$(SANITIZER) --tool memcheck build-cuda/src/kernels/kernels_test --gtest_filter='*Cuda*'
 	cmake --preset racecheck
 	cmake --build --preset racecheck --target kernels_test -j $(JOBS)
-	compute-sanitizer --tool memcheck --error-exitcode 1 build-racecheck/src/kernels/kernels_test --gtest_filter='*Cuda*'
-	compute-sanitizer --tool racecheck --racecheck-detect-level error --error-exitcode 1 \
-	  build-racecheck/src/kernels/kernels_test --gtest_filter='$(RACECHECKED)'
+	$(SANITIZER) --tool racecheck build-racecheck/src/kernels/kernels_test --gtest_filter='$(RACECHECKED)'
 
 format:  ## rewrites the sources in the one style
 	scripts/setup --lint

@@ -1,7 +1,7 @@
 # Build options and the compile flags that every target shares.
 option(FATHOM_SANITIZE_ADDRESS "AddressSanitizer and UndefinedBehaviorSanitizer" OFF)
 option(FATHOM_SANITIZE_THREAD "ThreadSanitizer" OFF)
-option(FATHOM_RACECHECK "Kernels whose arrivals compute-sanitizer's racecheck can follow" OFF)
+option(FATHOM_RACECHECK "Kernels whose barriers compute-sanitizer's racecheck can follow" OFF)
 option(FATHOM_FUZZ "libFuzzer programs of tests/fuzz (clang)" OFF)
 option(FATHOM_WERROR "Warnings are errors" ON)
 set(FATHOM_CUDA AUTO CACHE STRING "CUDA code: AUTO (compiled when nvcc is found), ON (required), OFF")

@@ -437,24 +437,39 @@ class ExpertsCudaTest : public CudaTest {
   std::vector<device::Buffer> kept_;
 };
 
-TEST_F(ExpertsCudaTest, MatchTheCpu) {
-  const Sizes small{256, 128, 8, 2}, more{512, 256, 16, 6};
-  for (const int64_t tokens : {1, 5, 8, 9, 12, 13, 40, 70, 200}) {
-    Check(small, tokens, WeightDType::kFp4, false);
-    Check(more, tokens, WeightDType::kFp4, tokens % 2 == 0);
+constexpr Sizes kSmall{256, 128, 8, 2}, kMore{512, 256, 16, 6};
+
+// Which do not wait for routing to end.
+TEST_F(ExpertsCudaTest, FewTokensMatchTheCpu) {
+  for (const int64_t tokens : {1, 5, 8, 9, 12}) {
+    Check(kSmall, tokens, WeightDType::kFp4, false);
+    Check(kMore, tokens, WeightDType::kFp4, tokens % 2 == 0);
   }
-  // Many tokens: tiles of 256, some experts with more, some with less.
-  Check(small, 600, WeightDType::kFp4, false);
-  Check(more, 777, WeightDType::kFp4, true);
-  Check(more, 520, WeightDType::kFp8, false);
-  Check({1024, 384, 32, 4}, 1500, WeightDType::kFp4, false);
-  Check(more, 3, WeightDType::kFp8, false);
-  Check(more, 100, WeightDType::kFp8, false);
+  Check(kMore, 3, WeightDType::kFp8, false);
   Check({4096, 512, 8, 6}, 2, WeightDType::kFp4, true);
-  for (const int64_t tokens : {1, 8, 70}) {
-    Check(more, tokens, WeightDType::kFp4, false, /*prefill=*/true);
+}
+
+TEST_F(ExpertsCudaTest, MoreTokensMatchTheCpu) {
+  for (const int64_t tokens : {13, 40, 70, 200}) {
+    Check(kSmall, tokens, WeightDType::kFp4, false);
+    Check(kMore, tokens, WeightDType::kFp4, tokens % 2 == 0);
   }
-  Check(small, 3, WeightDType::kFp8, true, /*prefill=*/true);
+  Check(kMore, 100, WeightDType::kFp8, false);
+}
+
+// Tiles of 256, some experts with more, some with less.
+TEST_F(ExpertsCudaTest, ManyTokensMatchTheCpu) {
+  Check(kSmall, 600, WeightDType::kFp4, false);
+  Check(kMore, 777, WeightDType::kFp4, true);
+  Check(kMore, 520, WeightDType::kFp8, false);
+  Check({1024, 384, 32, 4}, 1500, WeightDType::kFp4, false);
+}
+
+TEST_F(ExpertsCudaTest, PrefillMatchesTheCpu) {
+  for (const int64_t tokens : {1, 8, 70}) {
+    Check(kMore, tokens, WeightDType::kFp4, false, /*prefill=*/true);
+  }
+  Check(kSmall, 3, WeightDType::kFp8, true, /*prefill=*/true);
 }
 
 // Up to 256 experts and few tokens: routing's blocks are a cluster.

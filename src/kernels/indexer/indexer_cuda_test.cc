@@ -181,7 +181,7 @@ class IndexSelectCudaTest : public CudaTest {
 };
 
 // Steps of a prompt: few tokens are selected for by other kernels than many.
-class IndexStepsTest : public IndexSelectCudaTest {
+class IndexStepsCudaTest : public IndexSelectCudaTest {
  protected:
   static constexpr int kBefore = 7000, kHeads = 64, kTopk = 512, kTotal = kBefore + kWholeStep;
 
@@ -236,7 +236,7 @@ class IndexStepsTest : public IndexSelectCudaTest {
   std::vector<BFloat16> q_, projected_;
 };
 
-TEST_F(IndexStepsTest, ATokenSelectsTheSameInEveryStep) {
+TEST_F(IndexStepsCudaTest, ATokenSelectsTheSameInEveryStep) {
   for (const IndexKeyDType dtype : {IndexKeyDType::kFp4, IndexKeyDType::kFp8}) {
     std::vector<uint8_t> pool(static_cast<size_t>(batch_.num_blocks() * TestPools::kBlockBytes));
     FillKeys(TestPools::Index(reinterpret_cast<std::byte*>(pool.data()), dtype),

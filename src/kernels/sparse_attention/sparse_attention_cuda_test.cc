@@ -183,7 +183,7 @@ class SparseAttentionCudaTest : public CudaTest {
 
 // Steps of a prompt, the keys of earlier ones in pages: one sequence with kBefore tokens computed
 // before the whole step.
-class PrefillAttentionTest : public SparseAttentionCudaTest {
+class PrefillAttentionCudaTest : public SparseAttentionCudaTest {
  protected:
   static constexpr int kBefore = 300, kHeads = 64, kTopk = 192, kTotal = kBefore + kWholeStep;
   struct Heads {
@@ -311,7 +311,7 @@ class PrefillAttentionTest : public SparseAttentionCudaTest {
   device::Buffer pages_, blocks_;
 };
 
-TEST_F(PrefillAttentionTest, GivesATokenTheSameBitsInEveryStep) {
+TEST_F(PrefillAttentionCudaTest, GivesATokenTheSameBitsInEveryStep) {
   for (const int ratio : {0, 4, 128}) {
     FillBlocks(ratio);
     for (const Heads& heads : {Heads{0, 8}, Heads{0, 64}}) {
@@ -327,11 +327,11 @@ TEST_F(PrefillAttentionTest, GivesATokenTheSameBitsInEveryStep) {
   }
 }
 
-TEST_F(PrefillAttentionTest, GivesAHeadTheSameBitsBesideAnyOthers) {
+TEST_F(PrefillAttentionCudaTest, GivesAHeadTheSameBitsBesideAnyOthers) {
   for (const int ratio : {0, 4, 128}) ExpectSameBitsOfHeads(ratio, 150);
 }
 
-TEST_F(PrefillAttentionTest, DecodesGiveAHeadTheSameBitsBesideAnyOthers) {
+TEST_F(PrefillAttentionCudaTest, DecodesGiveAHeadTheSameBitsBesideAnyOthers) {
   is_prefill_ = false;
   for (const int ratio : {0, 4, 128}) {
     for (const int tokens : {1, 2, 4, 8, 12}) ExpectSameBitsOfHeads(ratio, tokens);
