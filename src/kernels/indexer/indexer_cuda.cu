@@ -122,7 +122,7 @@ void SelectDecode(const CudaIndexSelectParams& p, float* scores, device::Stream&
 
 // Steps of very few tokens at short contexts: a token is a cluster's.
 bool TakesClusters(int num_tokens, int max_entries) {
-  constexpr int kMostTokens = 8;
+  constexpr int kMostTokens = 12;
   return num_tokens <= kMostTokens && max_entries <= kMaxFewEntries;
 }
 

@@ -63,12 +63,10 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
     const int count = end - first;
     if (warp_ % Base::kKeyRows * 16 < count) Base::Score();
     __syncthreads();
-    if (Base::has_heads()) {
-      if (count > 0) Base::MakeProbabilities(count);
-      TellPart();
-    }
+    if (Base::has_heads() && count > 0) Base::MakeProbabilities(count);
     __syncthreads();
     if (Base::has_heads()) {
+      TellPart();
       Base::AddValues(count);
       SendSums();
     }
@@ -79,11 +77,12 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
     if (threadIdx.x < kWeighers) WeighParts();
     __syncthreads();
     if (!Base::has_heads()) return;
-    BarrierWaitCluster(&s_.landed, 0);
 #pragma unroll
-    for (int i = 0; i < Shared::kWarpsEach; ++i) {
+    for (int t = 0; t < Base::kTiles; ++t) {
+      const Weights weights = LoadWeights(8 * t + ColumnHead());
+      if (t == 0) BarrierWaitCluster(&s_.landed, 0);
 #pragma unroll
-      for (int t = 0; t < Base::kTiles; ++t) WriteColumns(i, t);
+      for (int i = 0; i < Shared::kWarpsEach; ++i) WriteColumns(i, t, weights);
     }
   }
 
@@ -101,7 +100,7 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
     }
     const int weighed = first_head_ + static_cast<int>(threadIdx.x) / kSplits % kHeads;
     sink_ = weighed < p_.num_heads ? p_.sink[weighed] : 0;
-    const bool early = k < keys_.num_early();
+    const bool early = k < keys_.num_early() || k >= end;
     // A selection lets this launch start behind its own wait, and so behind the queries.
     const bool queries_early = p_.ratio == 4;
     uint4 q[Base::kTiles][2];
@@ -157,24 +156,39 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
     if (split == 0) s_.inverse[head] = 1.0f / sum;
   }
 
-  // Of the i-th warp's columns and 8 heads a thread has two heads of a column. Columns next to each
-  // other are eight lanes apart: each of two such lanes finishes a pair of one head.
-  __device__ void WriteColumns(int i, int t) const {
+  // Of a warp's columns and 8 heads a thread has a column of two heads, this one and the next: what
+  // the lane SourceLane of that warp sent.
+  __device__ static int SourceLane() { return static_cast<int>(threadIdx.x) / 2 % 32; }
+  __device__ static int ColumnHead() { return SourceLane() % 4 * 2; }
+  struct Weights {
+    float2 parts[kSplits], inverse;
+  };
+  __device__ Weights LoadWeights(int head) const {
+    Weights weights;
+#pragma unroll
+    for (int r = 0; r < kSplits; ++r) {
+      weights.parts[r] = {s_.weights[head][r], s_.weights[head + 1][r]};
+    }
+    weights.inverse = {s_.inverse[head], s_.inverse[head + 1]};
+    return weights;
+  }
+  // The i-th warp's. Columns next to each other are eight lanes apart: each of two such lanes
+  // finishes a pair of one head.
+  __device__ void WriteColumns(int i, int t, const Weights& weights) const {
     const int thread = static_cast<int>(threadIdx.x);
-    const int source_lane = thread / 2 % 32, h = 8 * t + source_lane % 4 * 2;
     float2 o{0, 0};
 #pragma unroll
     for (int r = 0; r < kSplits; ++r) {
       const float2 v = reinterpret_cast<const float2*>(s_.sums[r][i][t])[thread];
-      o = {fmaf(s_.weights[h][r], v.x, o.x), fmaf(s_.weights[h + 1][r], v.y, o.y)};
+      o = {fmaf(weights.parts[r].x, v.x, o.x), fmaf(weights.parts[r].y, v.y, o.y)};
     }
-    o = {o.x * s_.inverse[h], o.y * s_.inverse[h + 1]};
+    o = {o.x * weights.inverse.x, o.y * weights.inverse.y};
     const bool second = lane_ / 8 % 2 != 0;
     const float other = __shfl_xor_sync(0xffffffffu, second ? o.x : o.y, 8);
     const float2 pair = second ? float2{other, o.y} : float2{o.x, other};
-    const int head = first_head_ + h + (second ? 1 : 0);
+    const int head = first_head_ + 8 * t + ColumnHead() + (second ? 1 : 0);
     const int column = (rank_ * Shared::kWarpsEach + i) * 64 + thread / 64 * 16 + thread % 2 * 8 +
-                       source_lane / 8 * 2;
+                       SourceLane() / 8 * 2;
     if (head >= p_.num_heads) return;
     const int64_t offset =
         Bf16TileOffset(token_, int64_t{head} * kHeadDim + column, p_.out.row_groups);
@@ -204,6 +218,8 @@ __global__ void __maxnreg__(kHeads == 8    ? 96
     return;
   }
   keys.PrefetchTable();
+  keys.PrefetchEntries((blockIdx.y * kSplits + split) * blockDim.x + threadIdx.x,
+                       gridDim.y * kSplits * blockDim.x);
   const int each = KeysOfSplit(keys.size(), kSplits, 0);
   const int first = min(split * each, keys.size()), end = min(first + each, keys.size());
   ClusterAttention<kHeads, kSplits> attention(p, shared, keys, token,

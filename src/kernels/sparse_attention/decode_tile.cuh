@@ -132,7 +132,7 @@ class DecodeTile {
     const uint32_t key = warp_ % kKeyRows * 16 + lane_ % 16;
     const uint32_t half = warp_ / kKeyRows, group = lane_ / 8;
     float d[kTiles][2][4] = {};
-#pragma unroll(4 / kTiles)  // all at once do not fit beside the next tile's keys
+#pragma unroll((kOneTile ? 8 : 4) / kTiles)  // all at once do not fit beside the next tile's keys
     for (uint32_t k = 0; k < kHeadDim / 2 / 32; ++k) {
       const uint32_t chunk = half * 32 + k * 4;  // of 8 columns
       uint32_t a[2][4];

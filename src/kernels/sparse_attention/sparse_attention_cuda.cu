@@ -275,8 +275,12 @@ void LaunchDecode(const CudaSparseAttentionParams& p, const AttentionParts& part
 template <int kHeads, int kSplits>
 void LaunchCluster(const CudaSparseAttentionParams& p, device::Stream& stream) {
   const dim3 grid(kSplits, (p.num_heads + kHeads - 1) / kHeads, p.batch.num_tokens);
+  // Beyond 16K tokens a selection leaves all multiprocessors at once, and two blocks would share
+  // one.
+  const bool alone = p.ratio == 4 && p.batch.max_blocks > 64;
+  const size_t bytes = kClusterSharedBytes<kHeads, kSplits>;
   LaunchClusters(ClusterAttentionKernel<kHeads, kSplits>, grid, kSplits, 4 * kClusterKeys,
-                 kClusterSharedBytes<kHeads, kSplits>, stream, p);
+                 alone ? std::max(bytes, kAloneSharedBytes) : bytes, stream, p);
 }
 template <int kHeads>
 void LaunchCluster(const CudaSparseAttentionParams& p, int splits, device::Stream& stream) {

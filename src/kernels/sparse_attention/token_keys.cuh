@@ -39,6 +39,22 @@ class TokenKeys {
     asm volatile("{\n.reg .b32 x;\nld.global.ca.b32 x, [%0];\n}" ::"l"(line));
   }
 
+  // Brings the entries of ratio 4 that may be selected into the L2 cache, where they are few: by
+  // `thread` of the token's `threads`.
+  __device__ void PrefetchEntries(int thread, int threads) const {
+    constexpr int kMostPages = 32, kLineBytes = 128;
+    const PagedEntries& e = p_.compressed;
+    const int visible = (first_position_ + num_window_) / 4;
+    const int pages = (visible + e.entries_per_page - 1) >> PageShift(e);
+    if (p_.ratio != 4 || pages > kMostPages) return;
+    const int lines = e.entries_per_page * (e.data_bytes + e.scale_bytes) / kLineBytes;
+    const int32_t* table = p_.batch.block_tables + int64_t{seq_} * p_.batch.max_blocks;
+    for (int i = thread; i < pages * lines; i += threads) {
+      const uint8_t* line = EntryAt(e, table[i / lines], 0).data + i % lines * kLineBytes;
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+    }
+  }
+
   __device__ bool is_padding() const { return seq_ < 0; }
   __device__ int size() const { return size_; }
 
