@@ -69,8 +69,9 @@ std::span<const kernels::ExpertMatrices> OwnExperts(
 // twice: to count the bytes, and with the memory.
 class Planner {
  public:
-  Planner(const config::ModelConfig& config, const Weights& host, std::byte* base)
-      : config_(config), host_(host), base_(base) {}
+  Planner(const config::ModelConfig& config, const Weights& host, int64_t unit_bytes,
+          std::byte* base)
+      : config_(config), host_(host), unit_bytes_(unit_bytes), base_(base) {}
 
   void Run(CudaWeights& weights) {
     weights.embed = Bf16(host_.embed);
@@ -114,8 +115,8 @@ class Planner {
   const std::byte* Place(const void* from, int64_t bytes, DummyKind kind) {
     if (from == nullptr) return nullptr;
     std::byte* const to = Allocate(bytes);
-    for (int64_t offset = 0; offset < bytes; offset += kUnitBytes) {
-      const int64_t piece = std::min(kUnitBytes, bytes - offset);
+    for (int64_t offset = 0; offset < bytes; offset += unit_bytes_) {
+      const int64_t piece = std::min(unit_bytes_, bytes - offset);
       units_.push_back({.reads = {ReadOf(from, offset, piece, 0, kind)},
                         .bytes = piece,
                         .destination = to + offset});
@@ -138,7 +139,7 @@ class Planner {
     if (w.rows == 0 || w.cols == 0) return;  // other ranks'
     constexpr int64_t kSliceRows = 2 * kernels::kTileMatrixRows;
     const int64_t row_bytes = DataBytes(w) / w.rows;
-    const int64_t most = std::max(kSliceRows, kUnitBytes / row_bytes / kSliceRows * kSliceRows);
+    const int64_t most = std::max(kSliceRows, unit_bytes_ / row_bytes / kSliceRows * kSliceRows);
     const int64_t tile_row_bytes =
         w.cols / kernels::TileMatrixCols(kind) * kernels::TileMatrixBytes(kind);
     const bool fp4 = w.dtype == WeightDType::kFp4;
@@ -281,6 +282,7 @@ class Planner {
 
   const config::ModelConfig& config_;
   const Weights& host_;
+  const int64_t unit_bytes_;  // of a unit at most
   std::byte* const base_;
   int64_t bytes_ = 0;
   std::vector<WeightUnit> units_;
@@ -312,16 +314,17 @@ Result<std::unique_ptr<CudaWeights>> MakeCudaWeights(const config::ModelConfig& 
   const auto host = device::MakeCpuDevice(1);
   ASSIGN_OR_RETURN(const auto directory, PlaceWeights(config, source, *host));
   RETURN_IF_ERROR(CheckParts(*directory));
+  const int64_t unit_bytes = dummy ? kDummyUnitBytes : kReadUnitBytes;
   auto weights = std::make_unique<CudaWeights>();
   {
     // Counts; nothing is read or written where it points to.
-    Planner sizes(config, *directory, reinterpret_cast<std::byte*>(uintptr_t{1} << 30));
+    Planner sizes(config, *directory, unit_bytes, reinterpret_cast<std::byte*>(uintptr_t{1} << 30));
     CudaWeights ignored;
     sizes.Run(ignored);
     RETURN_IF_ERROR(CheckMemory(sizes.bytes(), workspace_bytes, device));
     ASSIGN_OR_RETURN(weights->buffer, device.Allocate(sizes.bytes()));
   }
-  Planner planner(config, *directory, weights->buffer.data());
+  Planner planner(config, *directory, unit_bytes, weights->buffer.data());
   planner.Run(*weights);
   RETURN_IF_ERROR(dummy ? MakeDummyWeights(planner.units(), config.num_experts, device)
                         : TransferWeights(planner.units(), source, config.num_experts, device));

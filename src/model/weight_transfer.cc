@@ -23,10 +23,10 @@ namespace {
 
 using checkpoint::TensorSource;
 
-// Between two copies the link rests for some 3 us, so a batch is worth 150 us of it, four units.
-// The slots together are small enough to stay in a processor's cache from the reading to the link.
-constexpr int64_t kBatchBytes = int64_t{9} << 20;
-constexpr int64_t kNumSlots = 8;
+// Between two calls that copy the link rests for some 3 us, so one is worth 150 us of it.
+constexpr size_t kBatchUnits = 8;
+// Of a reader: one that it fills, one that it has filled before, the others on their way.
+constexpr int kReaderPlaces = 4;
 // So many read faster than the link takes it; more take cores and memory from it.
 constexpr int kMaxReaders = 12;
 
@@ -45,163 +45,194 @@ int64_t LargestUnit(const std::vector<WeightUnit>& units) {
   return bytes;
 }
 
-// Units that go to the GPU in one copy, beside each other.
-struct Batch {
-  std::span<const WeightUnit> units = {};
-  int64_t bytes = 0;
-};
-
-// What a unit takes of its batch.
-int64_t PlaceBytes(const WeightUnit& unit) { return (unit.bytes + 255) / 256 * 256; }
-
-std::vector<Batch> MakeBatches(std::span<const WeightUnit> units) {
-  std::vector<Batch> batches;
-  for (size_t i = 0; i < units.size(); ++i) {
-    const int64_t bytes = PlaceBytes(units[i]);
-    if (batches.empty() || batches.back().bytes + bytes > kBatchBytes) {
-      batches.push_back({.units = units.subspan(i, 0)});
-    }
-    Batch& batch = batches.back();
-    batch.units = {batch.units.data(), batch.units.size() + 1};
-    batch.bytes += bytes;
-  }
-  return batches;
-}
-
-// Readers take the units of a batch one by one into a slot; who reads the last of them enqueues the
-// batch at once, so that the link finds the next copy behind the one that it is at. The thread that
-// began all this waits until the GPU is done with a batch, which frees the slot.
+// Readers take the units one by one. A reader's places in pinned memory are written by nobody else,
+// so that their lines are not fetched from other cores, and few are in use at a time, so that they
+// stay in the processor's cache until they are on the link. Lines that are still dirty in a core's
+// own cache the link reads at half its speed: a unit is handed over when its reader has read
+// another, which pushed most of it out to the cache that cores share. Who hands over the last unit
+// of a batch enqueues it. The thread that began all this waits until the GPU is done with a batch,
+// which frees its places.
 class Transfer {
  public:
   Transfer(const std::vector<WeightUnit>& units, const TensorSource& source, int num_experts,
            device::Device& device)
-      : batches_(MakeBatches(units)), source_(source), num_experts_(num_experts), device_(device) {}
+      : units_(units),
+        num_readers_(std::clamp(NumUsableCores() - 1, 1, kMaxReaders)),
+        // What readers that wait for a place have handed over is at least a batch.
+        batch_units_(
+            std::min(kBatchUnits, static_cast<size_t>(num_readers_ * (kReaderPlaces - 1)))),
+        source_(source),
+        num_experts_(num_experts),
+        device_(device),
+        num_reading_(num_readers_) {}
 
   Status Run() {
     RETURN_IF_ERROR(Open());
     std::vector<std::thread> readers;
-    const int num_readers = std::clamp(NumUsableCores() - 1, 1, kMaxReaders);
-    for (int i = 0; i < num_readers; ++i) readers.emplace_back([this] { ReadAndSend(); });
-    FreeSlots();
+    for (int i = 0; i < num_readers_; ++i) readers.emplace_back([this, i] { ReadAndSend(i); });
+    FreePlaces();
     for (std::thread& reader : readers) reader.join();
-    // Before the slots' memory goes, whatever happened.
+    // Before the places' memory goes, whatever happened.
     for (const auto& stream : streams_) Keep(stream->Synchronize());
     return error_;
   }
 
  private:
-  struct Slot {
+  struct Place {
     std::byte* pinned = nullptr;
-    std::byte* staging = nullptr;          // on the GPU
-    std::unique_ptr<device::Event> event;  // behind the batch
-    const Batch* batch = nullptr;          // what it is given to, before anyone reads into it
-    size_t num_read = 0;                   // of the batch's units; guarded by mutex_
+    std::byte* staging = nullptr;      // on the GPU
+    const WeightUnit* unit = nullptr;  // that it holds; null: none. Guarded by mutex_
   };
-  // A unit to be read.
-  struct Piece {
-    Slot* slot = nullptr;
-    const WeightUnit* unit = nullptr;
-    int64_t place = 0;  // in the slot
+  // Units that go to the GPU in one call.
+  struct Batch {
+    std::vector<Place*> places;
+    std::unique_ptr<device::Event> event;  // behind them
   };
 
   Status Open() {
-    int64_t bytes = 0;
-    for (const Batch& batch : batches_) bytes = std::max(bytes, batch.bytes);
-    ASSIGN_OR_RETURN(pinned_, device_.AllocateHost(kNumSlots * bytes));
-    ASSIGN_OR_RETURN(staging_, device_.Allocate(kNumSlots * bytes));
+    const int64_t bytes = (LargestUnit(units_) + 4095) / 4096 * 4096;
+    const int num_places = num_readers_ * kReaderPlaces;
+    ASSIGN_OR_RETURN(pinned_, device_.AllocateHost(num_places * bytes));
+    ASSIGN_OR_RETURN(staging_, device_.Allocate(num_places * bytes));
     for (auto& stream : streams_) {
       ASSIGN_OR_RETURN(stream, device_.MakeStream());
     }
-    for (int64_t i = 0; i < kNumSlots; ++i) {
-      Slot& slot = slots_[static_cast<size_t>(i)];
-      slot.pinned = pinned_.data() + i * bytes;
-      slot.staging = staging_.data() + i * bytes;
-      ASSIGN_OR_RETURN(slot.event, device_.MakeEvent());
-      free_.push_back(&slot);
+    for (int i = 0; i < num_places; ++i) {
+      ASSIGN_OR_RETURN(events_.emplace_back(), device_.MakeEvent());  // as many as batches at most
+      places_.push_back({pinned_.data() + i * bytes, staging_.data() + i * bytes});
     }
     device::CheckCuda(cudaGetDevice(&gpu_), __FILE__, __LINE__);  // the device's own, by now
     return OkStatus();
   }
 
-  void ReadAndSend() {
+  void ReadAndSend(int reader) {
     device::CheckCuda(cudaSetDevice(gpu_), __FILE__, __LINE__);
-    while (const std::optional<Piece> piece = Take()) {
-      Status status = Read(*piece);
-      if (status.ok() && IsLastRead(*piece->slot)) status = Send(*piece->slot);
-      Keep(status);
+    const auto places =
+        std::span(places_).subspan(static_cast<size_t>(reader * kReaderPlaces), kReaderPlaces);
+    Place* read = nullptr;  // and not handed over
+    while (Place* const place = Take(places)) {
+      Keep(Read(*place));
+      if (read != nullptr) Keep(HandOver(*read));
+      read = place;
     }
+    if (read != nullptr) Keep(HandOver(*read));
+    Keep(LeaveReading());
   }
 
-  // The next unit, when there is a slot for it; nothing: all are taken, or it came to an error.
-  std::optional<Piece> Take() {
+  // The next unit is for the first of the reader's places that is free, so that few are in use
+  // while the link waits for readers. Null: all are taken, or it came to an error.
+  Place* Take(std::span<Place> places) {
     std::unique_lock lock(mutex_);
-    const auto is_over = [&] { return !error_.ok() || next_.batch == batches_.size(); };
-    can_take_.wait(lock, [&] { return is_over() || next_.slot != nullptr || !free_.empty(); });
-    if (is_over()) return {};
-    const Batch& batch = batches_[next_.batch];
-    if (next_.slot == nullptr) {
-      // The one that was freed last is still in the cache.
-      next_.slot = free_.back();
-      free_.pop_back();
-      next_.slot->batch = &batch;
-      next_.slot->num_read = 0;
-    }
-    const Piece piece{next_.slot, &batch.units[next_.unit], next_.place};
-    next_.place += PlaceBytes(*piece.unit);
-    if (++next_.unit == batch.units.size()) next_ = {.batch = next_.batch + 1};
-    if (next_.batch == batches_.size()) can_take_.notify_all();
-    return piece;
+    auto free = places.end();
+    const auto is_over = [&] { return !error_.ok() || next_unit_ == units_.size(); };
+    can_take_.wait(lock, [&] {
+      free = std::find_if(places.begin(), places.end(),
+                          [](const Place& place) { return place.unit == nullptr; });
+      return is_over() || free != places.end();
+    });
+    if (is_over()) return nullptr;
+    free->unit = &units_[next_unit_];
+    if (++next_unit_ == units_.size()) can_take_.notify_all();
+    return &*free;
   }
 
-  Status Read(const Piece& piece) {
-    std::byte* const to = piece.slot->pinned + piece.place;
-    for (const WeightUnit::Read& read : piece.unit->reads) {
+  Status Read(const Place& place) {
+    for (const WeightUnit::Read& read : place.unit->reads) {
       RETURN_IF_ERROR(ReadTensor(source_, *read.tensor, read.offset, num_experts_,
-                                 {to + read.place, static_cast<size_t>(read.bytes)}));
+                                 {place.pinned + read.place, static_cast<size_t>(read.bytes)}));
     }
     return OkStatus();
   }
 
-  bool IsLastRead(Slot& slot) {
-    const std::lock_guard lock(mutex_);
-    return ++slot.num_read == slot.batch->units.size();
+  // Who finds that nobody sends does it, batch by batch while there is one: the others read on.
+  Status HandOver(Place& place) {
+    std::unique_lock lock(mutex_);
+    handed_over_.push_back(&place);
+    if (is_sending_) return OkStatus();
+    is_sending_ = true;
+    Status status;
+    while (status.ok() && handed_over_.size() >= batch_units_) {
+      Batch batch = TakeBatch();
+      lock.unlock();
+      status = Send(std::move(batch));
+      lock.lock();
+    }
+    is_sending_ = false;
+    return status;
+  }
+
+  // The last reader sends what is less than a batch.
+  Status LeaveReading() {
+    std::unique_lock lock(mutex_);
+    if (--num_reading_ > 0 || !error_.ok() || handed_over_.empty()) return OkStatus();
+    Batch batch = TakeBatch();
+    lock.unlock();
+    return Send(std::move(batch));
+  }
+
+  // The units that were handed over first; under mutex_.
+  Batch TakeBatch() {
+    const auto begin = handed_over_.begin();
+    const auto end = begin + static_cast<int64_t>(std::min(batch_units_, handed_over_.size()));
+    Batch batch{{begin, end}, std::move(events_.back())};
+    handed_over_.erase(begin, end);
+    events_.pop_back();
+    return batch;
   }
 
   // Streams take turns, so that one batch's tiles are made while the next one is on the link.
-  Status Send(Slot& slot) {
-    const std::lock_guard sending(sending_);
+  Status Send(Batch batch) {
     std::swap(streams_[0], streams_[1]);
     device::Stream& stream = *streams_[0];
-    RETURN_IF_ERROR(stream.Copy(slot.staging, slot.pinned, slot.batch->bytes));
-    const std::byte* at = slot.staging;
-    for (const WeightUnit& unit : slot.batch->units) {
+    CopyToStaging(batch.places, stream);
+    for (const Place* place : batch.places) {
+      const WeightUnit& unit = *place->unit;
       if (unit.destination == nullptr) {
-        MakeTiles(unit, at, stream);
+        MakeTiles(unit, place->staging, stream);
       } else {
-        RETURN_IF_ERROR(stream.Copy(unit.destination, at, unit.bytes));
+        RETURN_IF_ERROR(stream.Copy(unit.destination, place->staging, unit.bytes));
       }
-      at += PlaceBytes(unit);
     }
-    RETURN_IF_ERROR(slot.event->Record(stream));
+    RETURN_IF_ERROR(batch.event->Record(stream));
     const std::lock_guard lock(mutex_);
-    sent_.push_back(&slot);
+    sent_.push_back(std::move(batch));
     can_free_.notify_one();
     return OkStatus();
   }
 
-  void FreeSlots() {
-    for (size_t i = 0; i < batches_.size(); ++i) {
-      Slot* slot = nullptr;
+  static void CopyToStaging(std::span<Place* const> places, device::Stream& stream) {
+    std::vector<void*> to;
+    std::vector<const void*> from;
+    std::vector<size_t> bytes;
+    for (const Place* place : places) {
+      to.push_back(place->staging);
+      from.push_back(place->pinned);
+      bytes.push_back(static_cast<size_t>(place->unit->bytes));
+    }
+    cudaMemcpyAttributes attributes{};
+    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    size_t first = 0;  // that the attributes are of
+    device::CheckCuda(
+        cudaMemcpyBatchAsync(to.data(), from.data(), bytes.data(), places.size(), &attributes,
+                             &first, 1, static_cast<cudaStream_t>(stream.native_handle())),
+        __FILE__, __LINE__);
+  }
+
+  void FreePlaces() {
+    for (size_t num_done = 0; num_done < units_.size();) {
+      Batch batch;
       {
         std::unique_lock lock(mutex_);
         can_free_.wait(lock, [&] { return !error_.ok() || !sent_.empty(); });
         if (!error_.ok()) return;
-        slot = sent_.front();
+        batch = std::move(sent_.front());
         sent_.pop_front();
       }
-      Keep(slot->event->Wait());
+      Keep(batch.event->Wait());
       const std::lock_guard lock(mutex_);
-      free_.push_back(slot);
+      for (Place* place : batch.places) place->unit = nullptr;
+      num_done += batch.places.size();
+      events_.push_back(std::move(batch.event));
       can_take_.notify_all();
     }
   }
@@ -214,27 +245,26 @@ class Transfer {
     can_free_.notify_all();
   }
 
-  const std::vector<Batch> batches_;
+  const std::vector<WeightUnit>& units_;
+  const int num_readers_;
+  const size_t batch_units_;
   const TensorSource& source_;
   const int num_experts_;
   device::Device& device_;
   int gpu_ = 0;  // the device's number
   device::Buffer pinned_, staging_;
-  std::array<Slot, kNumSlots> slots_;
+  std::vector<Place> places_;  // of each reader
   std::array<std::unique_ptr<device::Stream>, 2> streams_;
-  std::mutex sending_;  // held by who uses the streams
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable can_take_, can_free_;
-  // What is taken next.
-  struct {
-    size_t batch = 0, unit = 0;
-    Slot* slot = nullptr;  // of the batch; null: it has none yet
-    int64_t place = 0;
-  } next_;
-  std::vector<Slot*> free_;
-  std::deque<Slot*> sent_;
-  Status error_;  // the first
+  size_t next_unit_ = 0;
+  int num_reading_;                  // readers
+  std::vector<Place*> handed_over_;  // and not sent
+  bool is_sending_ = false;          // who does it uses the streams
+  std::deque<Batch> sent_;
+  std::vector<std::unique_ptr<device::Event>> events_;  // of no batch
+  Status error_;                                        // the first
 };
 
 }  // namespace

@@ -1,8 +1,8 @@
 // WeightTransfer: how weights get from a checkpoint to their places on a GPU. A plan is a list of
 // units, small pieces that depend on nothing: some reads of the checkpoint and, where the tensor
-// cores want tiles, their repacking on the GPU. Units that follow each other share a copy to the
-// GPU, a batch. Threads read units into pinned memory, ahead of the link by a few batches, so that
-// it never waits; host memory is bounded by those, whatever the checkpoint's size.
+// cores want tiles, their repacking on the GPU. Threads read units into pinned memory, ahead of the
+// link by so few that they stay in the processor's cache; several go to the GPU in one call. Host
+// memory is bounded by those, whatever the checkpoint's size.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,10 @@
 
 namespace fathom::model {
 
-// What a unit should hold at most (a matrix is not cut below 128 rows): what a thread reads at a
-// time. Smaller ones cost more calls than they save memory.
-inline constexpr int64_t kUnitBytes = int64_t{2} << 20;
+// What a unit should hold at most (a matrix is not cut below 128 rows). One that is read fits a
+// core's own cache twice; one that is made up is worth its launches.
+inline constexpr int64_t kReadUnitBytes = int64_t{1} << 20;
+inline constexpr int64_t kDummyUnitBytes = int64_t{2} << 20;
 
 struct WeightUnit {
   struct Read {

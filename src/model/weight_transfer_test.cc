@@ -53,7 +53,8 @@ class WeightTransferTest : public testing::Test {
 
   // Units of sizes from one byte to far more than most have, which fill the memory.
   std::vector<WeightUnit> Units(const BytesSource& source) const {
-    constexpr int64_t kSizes[] = {1, kUnitBytes, 300, kUnitBytes + 4096, 8 * kUnitBytes, 77777};
+    constexpr int64_t kMost = kReadUnitBytes;
+    constexpr int64_t kSizes[] = {1, kMost, 300, kMost + 4096, 8 * kMost, 77777};
     std::vector<WeightUnit> units;
     for (int64_t at = 0; at < kBytes; at += units.back().bytes) {
       const int64_t bytes = std::min(kSizes[units.size() % std::size(kSizes)], kBytes - at);
