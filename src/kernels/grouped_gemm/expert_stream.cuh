@@ -4,8 +4,10 @@
 //
 // An item is 128 rows of weights (two row tiles) times a tile of up to kN tokens, FP8 twice as
 // many. A step of one token has a kernel of its own, kN = 1, for columns in whole stages
-// (Fp4AloneProducts). Who does what:
-//   4 warpgroups  multiply: two for each row tile, taking turns by column blocks;
+// (Fp4AloneProducts), and another one where its items are few: slim ones, of one row tile,
+// kRowTiles = 1. Who does what:
+//   4 warpgroups  multiply: two for each row tile, taking turns by column blocks (all four for a
+//                 slim FP4 item's, two for FP8);
 //   warp 16       deals the items out and fetches their weights as far ahead as the ring allows;
 //   warp 17       fetches the rest, activations and FP8 scales, as soon as they are complete;
 //   warp 18       adds up the two halves of an item's sums and writes what becomes of them, while
@@ -48,22 +50,25 @@ struct ExpertItem {
   int part = 0, pair_group = 0, expert = 0, tile = 0;
 };
 
-template <int kN, int kStages>
+template <int kN, int kStages, int kRowTiles>
 class ExpertStream {
  public:
+  static constexpr bool kSlim = kRowTiles == 1;
   static constexpr bool kAlone = kN == 1;
   static constexpr int kFp8Tokens = kAlone ? 8 : 2 * kN;
-  static constexpr int kFp4Blocks = 4, kFp8Blocks = 2;  // column blocks of a stage
-  static constexpr int kScales = 2 * kFp8Blocks;        // of the FP8 weights of a stage
-  static constexpr int kRows = 128;
+  // Column blocks of a stage.
+  static constexpr int kFp4Blocks = kSlim ? 8 : 4, kFp8Blocks = 2;
+  static constexpr int kScales = 2 * kFp8Blocks;  // of the FP8 weights of a stage
+  static constexpr int kRows = 128;               // of sums; a slim item's are twice 64 of the same
   static constexpr int kConsumers = 512;
   static constexpr int kThreads = kConsumers + 4 * 32;
-  static constexpr int kWeightBytes = 2 * kFp4Blocks * 4352;
+  static constexpr int kWeightBytes = kRowTiles * kFp4Blocks * 4352;
   static constexpr int kFp4Rows = kAlone ? 8 : kN;          // of activations, a column block
   static constexpr int kXScales = kFp8Blocks * kFp8Tokens;  // at most, of either kind
   // Where FP8 activations begin: of one token behind FP4's, where what is zero stays so.
   static constexpr int kFp8X = kAlone ? kFp4Blocks * kFp4Rows * 128 : 0;
   static constexpr int kXBytes = kFp8X + kFp8Blocks * kFp8Tokens * 128;
+  static constexpr int kInboxTokens = kSlim ? 1 : kFp8Tokens;
   static constexpr int kItems = kStages + 6;   // more than a block has at hand
   static constexpr int kInboxRow = kRows + 4;  // without bank conflicts
 
@@ -73,7 +78,7 @@ class ExpertStream {
     alignas(16) float x_scales[kStages][kXScales];
     float weight_scales[kStages][kFp8Blocks][2];  // of each row tile
     // For two items in turn: sums of each half of the column blocks.
-    alignas(16) float inbox[2][2][kFp8Tokens][kInboxRow];
+    alignas(16) float inbox[2][2][kInboxTokens][kInboxRow];
     ExpertItem items[kItems];
     uint64_t item_full[kItems];
     uint64_t full[kStages], empty[kStages], inbox_full[2], inbox_empty[2];
@@ -124,9 +129,9 @@ class ExpertStream {
         const uint32_t bytes =
             static_cast<uint32_t>(min(full, item.num_blocks - block)) * block_bytes;
         if (!stage.first_round) BarrierWait(&s_.empty[stage.index], stage.parity ^ 1);
-        if (lane() == 0) BarrierExpectBytes(&s_.full[stage.index], 2 * bytes);
+        if (lane() == 0) BarrierExpectBytes(&s_.full[stage.index], kRowTiles * bytes);
         __syncwarp();
-        if (lane() < 2) {
+        if (lane() < kRowTiles) {
           const uint32_t to = SharedAddress(s_.weights[stage.index]) +
                               static_cast<uint32_t>(lane() * full) * block_bytes;
           if (once) {
@@ -221,11 +226,21 @@ class ExpertStream {
     }
   }
 
-  using Inbox = float[2][kFp8Tokens][kInboxRow];
+  using Inbox = float[2][kInboxTokens][kInboxRow];
   // Of a token and two rows of weights.
   __device__ static float2 Sum(const Inbox& inbox, int token, int row) {
     const float2 a = *reinterpret_cast<const float2*>(&inbox[0][token][row]);
     const float2 b = *reinterpret_cast<const float2*>(&inbox[1][token][row]);
+    return {a.x + b.x, a.y + b.y};
+  }
+  // Of two rows of a slim item.
+  __device__ static float2 SlimSum(const Inbox& inbox, int row) {
+    const auto half = [&](int h) {
+      const float2 a = *reinterpret_cast<const float2*>(&inbox[h][0][row]);
+      const float2 b = *reinterpret_cast<const float2*>(&inbox[h][0][row + 64]);
+      return float2{a.x + b.x, a.y + b.y};
+    };
+    const float2 a = half(0), b = half(1);
     return {a.x + b.x, a.y + b.y};
   }
 
@@ -247,14 +262,14 @@ class ExpertStream {
 
   // Of 16 bytes of one token in a stage of FP4.
   __device__ static int AloneOffset(int block, int unit) {
-    return block * 1024 + Fp4AloneOffset(block / 2, unit);
+    return block * 1024 + Fp4AloneOffset(block / (kFp4Blocks / 2), unit);
   }
 
-  // One token's activations, 16 bytes a lane and stage, of kAhead stages at once.
+  // One token's activations, 16 bytes a lane of up to four column blocks, kAhead of these at once.
   __device__ void FetchToken(const ExpertItem& item, Place& stage) {
     constexpr int kAhead = 4;
     const bool fp4 = item.kind == TileKind::kFp4;
-    const int full = BlocksOf(item.kind), block = lane() / 8, unit = lane() % 8;
+    const int full = min(BlocksOf(item.kind), 4), block = lane() / 8, unit = lane() % 8;
     const int to = fp4 ? AloneOffset(block, unit) : kFp8X + block * kFp8Tokens * 128 + unit * 16;
     const int scale_to = lane() * (fp4 ? kN : kFp8Tokens);
 #pragma unroll 1
@@ -274,10 +289,17 @@ class ExpertStream {
       for (int i = 0; i < kAhead; ++i) {
         const int first = begin + i * full, blocks = min(full, item.num_blocks - first);
         if (blocks <= 0) break;
-        if (!stage.first_round) BarrierWait(&s_.empty[stage.index], stage.parity ^ 1);
-        WriteScales(item, first, blocks, stage.index);
-        if (block < blocks) *reinterpret_cast<uint4*>(s_.x[stage.index] + to) = x[i];
-        if (lane() < blocks) s_.x_scales[stage.index][scale_to] = scales[i];
+        const int place = kSlim && fp4 ? first % kFp4Blocks : 0;
+        if (place == 0) {
+          if (!stage.first_round) BarrierWait(&s_.empty[stage.index], stage.parity ^ 1);
+          WriteScales(item, first, blocks, stage.index);
+        }
+        if (block < blocks) {
+          *reinterpret_cast<uint4*>(s_.x[stage.index] +
+                                    (place == 0 ? to : AloneOffset(place + block, unit))) = x[i];
+        }
+        if (lane() < blocks) s_.x_scales[stage.index][place + scale_to] = scales[i];
+        if (kSlim && fp4 && place == 0) continue;
         FenceSharedForWgmma();
         __syncwarp();
         if (lane() < kScales) BarrierArrive(&s_.full[stage.index]);
@@ -377,7 +399,9 @@ class ExpertStream {
     constexpr int kBlocks = kKind == TileKind::kFp4 ? kFp4Blocks : kFp8Blocks;
     for (int block = 0; block < num_blocks; block += kBlocks) {
       BarrierWait(&s_.full[stage.index], stage.parity);
-      if (block + kBlocks <= num_blocks) {
+      if (kSlim && tile() != 0) {
+        // FP8: the others have its only row tile.
+      } else if (block + kBlocks <= num_blocks) {
         MultiplyBlocks<kKind, kBlocks / 2>(stage.index, half(), d);
       } else {
         for (int b = half(); b < num_blocks - block; b += 2) {
@@ -389,26 +413,35 @@ class ExpertStream {
     }
   }
 
-  // One token's FP4: whole stages, each handed back when the next one is under way.
+  // One token's FP4: whole stages, each handed back when the next one is under way. Two of every
+  // four lanes have one half's even column blocks, two its odd ones; of a slim item two warpgroups
+  // have them, each as those lanes would: the same sums.
   __device__ __forceinline__ void MultiplyAlone(Place& stage, int num_blocks, float (&d)[4]) {
     constexpr int kTileBytes = static_cast<int>(TileMatrixBytes(TileKind::kFp4));
-    Fp4AloneProducts products;
+    constexpr int kApart = kFp4Blocks / 2;
+    const int first = kSlim ? 2 * tile() + half() : half();
+    const int first_weights = kSlim ? first : tile() * kFp4Blocks + first;
+    Fp4AloneProducts<kApart> products;
     int last = -1;
     const auto end_last = [&] {
-      products.End(d);
+      kSlim ? products.EndInTurn(d) : products.End(d);
       if (last >= 0) WarpHandBack(&s_.empty[last]);
     };
 #pragma unroll 1
     for (int block = 0; block < num_blocks; block += kFp4Blocks) {
       const int i = stage.index;
       BarrierWait(&s_.full[i], stage.parity);
-      products.Begin(s_.weights[i] + (tile() * kFp4Blocks + half()) * kTileBytes,
-                     s_.x[i] + half() * kFp4Rows * 128, s_.x_scales[i] + half(), end_last);
+      products.Begin(s_.weights[i] + first_weights * kTileBytes, s_.x[i] + first * kFp4Rows * 128,
+                     s_.x_scales[i] + first, end_last);
       last = i;
       stage.Next();
     }
     end_last();
-    d[0] = QuadSum(d[0]), d[2] = QuadSum(d[2]);
+    if constexpr (kSlim) {
+      d[0] += __shfl_xor_sync(0xffffffffu, d[0], 1), d[2] += __shfl_xor_sync(0xffffffffu, d[2], 1);
+    } else {
+      d[0] = QuadSum(d[0]), d[2] = QuadSum(d[2]);
+    }
   }
 
   // Every second block of a stage, from `first` on.
@@ -437,7 +470,7 @@ class ExpertStream {
 
   template <int kSize>
   __device__ void Send(const float (&d)[kSize], int num_tokens,
-                       float (&inbox)[kFp8Tokens][kInboxRow]) {
+                       float (&inbox)[kInboxTokens][kInboxRow]) {
     const int row = tile() * 64 + static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane() / 4;
 #pragma unroll
     for (int j = 0; j < kSize / 4; ++j) {

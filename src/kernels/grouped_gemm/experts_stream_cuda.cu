@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <type_traits>
 
 #include "base/check.h"
 #include "kernels/collective/packets.cuh"
@@ -11,8 +12,8 @@ namespace fathom::kernels {
 namespace {
 
 constexpr int kSharedExpert = -1;  // as an expert's id
-// Whole stages of columns, which one token's kernel takes.
-constexpr int kAloneColumns = 512;
+// Whole stages of columns, which one token's kernel takes, and its slim items.
+constexpr int kAloneColumns = 512, kSlimColumns = 1024;
 
 // How the first product's items are dealt out to the clusters: a tile of tokens times 128 columns
 // of t. First come the shared expert's, in rounds. An FP8 item takes as long as `weight` FP4 items:
@@ -55,17 +56,23 @@ struct Work {
   Deal deal;
 };
 
+// Blocks of a cluster.
+template <bool kSlim>
+constexpr int kCluster = kSlim ? 4 : 2;
+
 // The items of a block, as warp 16 asks for them: first its cluster's of the first product, then
 // one of the second that is its own, then whatever of the second nobody has taken. Block `rank` of
-// a cluster of two has 64 of the 128 columns of t, w1's rows and w3's; of the second product, where
-// blocks go their own ways, an item is 128 rows of w2.
+// a cluster of two has 64 of the 128 columns of t, w1's rows and w3's; of one of four, whose items
+// are slim, either w1's or w3's. Of the second product, where blocks go their own ways, an item is
+// 128 rows of w2, or 64.
+template <bool kSlim>
 class ExpertItems {
  public:
   __device__ ExpertItems(const CudaExpertParams& p, const Work& work)
       : p_(p),
         work_(work),
-        cluster_(static_cast<int>(blockIdx.x) / 2),
-        rank_(static_cast<int>(blockIdx.x) % 2),
+        cluster_(static_cast<int>(blockIdx.x) / kCluster<kSlim>),
+        rank_(static_cast<int>(blockIdx.x) % kCluster<kSlim>),
         num_shared_(work.deal.NumShared(cluster_)),
         launch_(work.is_direct ? PlanLaunch(*p.plan.board) : 0) {}
 
@@ -119,7 +126,7 @@ class ExpertItems {
   // blocks, who have least of the first product. A block takes items before it has time for them,
   // so it takes no more than its share and a quarter: few should not be a few blocks'.
   __device__ ExpertItem NextDown() {
-    const auto parts = static_cast<int>(work_.down_rows / 128),
+    const auto parts = static_cast<int>(work_.down_rows / (kSlim ? 64 : 128)),
                blocks = static_cast<int>(gridDim.x);
     const int weight = work_.deal.weight;
     const int all = (num_tiles_ + (weight - 1) * work_.shared_tiles) * parts;
@@ -164,7 +171,7 @@ class ExpertItems {
             .scales = w.kind == TileKind::kFp4
                           ? nullptr
                           : scales + (expert * (rows / 128) + row_tile / 2) * col_blocks,
-            .scales_stride = row_tiles_apart / 2 * col_blocks,
+            .scales_stride = kSlim ? 0 : row_tiles_apart / 2 * col_blocks,
             .x = reinterpret_cast<const std::byte*>(x.codes) + int64_t{x_group} * kTileBytes,
             .x_block_bytes = x.row_groups * kTileBytes,
             .x_scales = x.scales + x_group * 8,
@@ -186,7 +193,7 @@ class ExpertItems {
     const ExpertTile& tile = Tile(index);
     const ExpertTiles& w = tile.expert != kSharedExpert ? p_.routed : p_.shared;
     ExpertItem item = Make(tile, w, w.down, w.down_scales, work_.down_rows, p_.intermediate,
-                           part * 2, 1, p_.t, tile.pair_group);
+                           kSlim ? part : part * 2, 1, p_.t, tile.pair_group);
     item.part = part, item.tile = index, item.is_down = true;
     return item;
   }
@@ -203,11 +210,16 @@ class ExpertItems {
   ExpertTile tile_;  // that one
 };
 
-// What the two blocks of a cluster tell each other: the largest magnitude of each token's 64
-// columns, for two items in turn.
+// What the blocks of a cluster tell each other, for two items in turn. Two: the largest magnitude
+// of each token's 64 columns.
 template <int kTokens>
 struct Largest {
   float of[2][2][kTokens];  // [item][rank][token]
+  uint64_t full[2];
+};
+// Four, whose items are slim: all of their sums.
+struct ClusterSums {
+  alignas(16) float of[2][4][64];  // [item][rank][row]
   uint64_t full[2];
 };
 
@@ -380,20 +392,23 @@ struct Written {
   }
 };
 
+template <typename Stream>
+using ToldInCluster = std::conditional_t<Stream::kSlim, ClusterSums, Largest<Stream::kFp8Tokens>>;
+
 // The first product's sums become t = b(weight * silu(gate) * up) of this block's 64 columns, as
 // FP8; the second one's rows of y. One warp; rows of no pair are left out.
 template <typename Stream, typename Progress>
 class ExpertWriter {
  public:
-  static constexpr int kTokens = Stream::kFp8Tokens;
+  using Told = ToldInCluster<Stream>;
 
-  __device__ ExpertWriter(const CudaExpertParams& p, const Progress& progress,
-                          Largest<kTokens>& largest, Written& written)
+  __device__ ExpertWriter(const CudaExpertParams& p, const Progress& progress, Told& told,
+                          Written& written)
       : p_(p),
         progress_(progress),
-        largest_(largest),
+        told_to_us_(told),
         written_(written),
-        rank_(static_cast<int>(blockIdx.x) % 2) {}
+        rank_(static_cast<int>(blockIdx.x) % kCluster<Stream::kSlim>) {}
 
   __device__ void Begin(const ExpertItem& item) {
     const bool exists = lane() < item.num_tokens, weighted = exists && item.expert != kSharedExpert;
@@ -401,7 +416,11 @@ class ExpertWriter {
     tokens_ = __ballot_sync(0xffffffffu, exists && !(weight_ < 0));
   }
   __device__ void Finish(const ExpertItem& item, typename Stream::Inbox& inbox) {
-    item.is_down ? WriteOutputs(item, inbox) : WriteIntermediate(item, inbox);
+    if constexpr (Stream::kSlim) {
+      FinishSlim(item, inbox);
+    } else {
+      item.is_down ? WriteOutputs(item, inbox) : WriteIntermediate(item, inbox);
+    }
   }
   // Once, behind the last item.
   __device__ void End() { HandOver(-1, 0); }
@@ -422,8 +441,8 @@ class ExpertWriter {
   }
 
   __device__ void WriteIntermediate(const ExpertItem& item, typename Stream::Inbox& inbox) {
-    auto& largest = largest_.of[items_ & 1];
-    uint64_t* const full = &largest_.full[items_ & 1];
+    auto& largest = told_to_us_.of[items_ & 1];
+    uint64_t* const full = &told_to_us_.full[items_ & 1];
 #pragma unroll 2
     for (uint32_t left = tokens_; left != 0; left &= left - 1) {
       const int token = __ffs(static_cast<int>(left)) - 1;
@@ -464,6 +483,44 @@ class ExpertWriter {
     FenceAsyncProxy();
     HandOver(item.tile, item.part);
   }
+  // The only token's 64 sums.
+  __device__ void FinishSlim(const ExpertItem& item, const typename Stream::Inbox& inbox) {
+    const float2 own = Stream::SlimSum(inbox, 2 * lane());
+    if (!item.is_down) return ShareSums(item, own);
+    __nv_bfloat16* const y = p_.outputs(item.expert == kSharedExpert);
+    const int64_t pair = int64_t{item.pair_group} * 8;
+    *reinterpret_cast<uint32_t*>(y + pair * p_.y_stride + item.part * 64 + 2 * lane()) =
+        PackBf16(own.x, own.y);
+  }
+  // To all four blocks, who each make all 128 columns and send 32 of them.
+  __device__ void ShareSums(const ExpertItem& item, float2 own) {
+    auto& sums = told_to_us_.of[items_ & 1];
+    uint64_t* const full = &told_to_us_.full[items_ & 1];
+    const float* const place = &sums[rank_][2 * lane()];
+    for (uint32_t to = 0; to < 4; ++to) {
+      SendToBlock(place, own.x, full, to);
+      SendToBlock(place + 1, own.y, full, to);
+    }
+    if (lane() == 0) BarrierExpectBytes(full, sizeof(sums));
+    BarrierWaitCluster(full, items_ / 2 & 1);
+    ++items_;
+    const float4 gate = reinterpret_cast<const float4*>(sums[0])[lane()];
+    const float4 up = reinterpret_cast<const float4*>(sums[2])[lane()];
+    const float weight = __shfl_sync(0xffffffffu, weight_, 0), limit = p_.swiglu_limit;
+    const float4 v{
+        Intermediate(gate.x, up.x, weight, limit), Intermediate(gate.y, up.y, weight, limit),
+        Intermediate(gate.z, up.z, weight, limit), Intermediate(gate.w, up.w, weight, limit)};
+    const uint32_t scale =
+        Fp8Scale(WarpMax(fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)))));
+    const float inverse = Ue8m0Inverse(scale);
+    const uint32_t four = Fp8Codes(v.x * inverse, v.y * inverse, v.z * inverse, v.w * inverse);
+    const uint32_t more = __shfl_down_sync(0xffffffffu, four, 1);
+    uint4* const to = progress_.packets().At(item.tile, item.part);
+    if (lane() / 8 == rank_ && lane() % 2 == 0) progress_.Send(to + lane() / 2, {four, more});
+    if (lane() == 1 && rank_ == 3) {
+      progress_.Send(to + kPacketsOfBlock - 1, {__float_as_uint(Ue8m0Value(scale)), 0});
+    }
+  }
   // The only token's 64 columns, two a lane.
   __device__ void SendPackets(const ExpertItem& item, uint32_t two, uint32_t scale) const {
     const uint32_t four = (two & 0xffff) | __shfl_down_sync(0xffffffffu, two, 1) << 16;
@@ -490,7 +547,7 @@ class ExpertWriter {
 
   const CudaExpertParams& p_;
   const Progress& progress_;
-  Largest<kTokens>& largest_;
+  Told& told_to_us_;
   Written& written_;
   const int rank_;
   int items_ = 0;        // of the first product, so far
@@ -500,16 +557,15 @@ class ExpertWriter {
 };
 
 // Progress: OwnProgress; or RankProgress, of `rank`.
-template <int kN, int kStages, typename Progress>
-__global__ void __launch_bounds__((ExpertStream<kN, kStages>::kThreads), 1)
+template <typename Stream, typename Progress>
+__global__ void __launch_bounds__(Stream::kThreads, 1)
     ExpertStreamKernel(const __grid_constant__ CudaExpertParams p,
                        const __grid_constant__ Work work, const __grid_constant__ ExpertRank rank) {
-  using Stream = ExpertStream<kN, kStages>;
   extern __shared__ __align__(1024) std::byte shared[];
-  __shared__ Largest<Stream::kFp8Tokens> largest;
+  __shared__ ToldInCluster<Stream> told;
   __shared__ Written written;
   if (threadIdx.x == 0) {
-    for (auto& barrier : largest.full) BarrierInit(&barrier, 1);
+    for (auto& barrier : told.full) BarrierInit(&barrier, 1);
     for (auto& barrier : written.full) BarrierInit(&barrier, 1);
     for (auto& barrier : written.empty) BarrierInit(&barrier, kWarpArrivals);
   }
@@ -520,7 +576,7 @@ __global__ void __launch_bounds__((ExpertStream<kN, kStages>::kThreads), 1)
   if (warp < 16) {
     stream.Multiply();
   } else if (warp == 16) {
-    stream.FetchWeights(ExpertItems(p, work), work.once);
+    stream.FetchWeights(ExpertItems<Stream::kSlim>(p, work), work.once);
   } else if (warp == 17) {
     const Progress progress(p, work, rank);
     stream.FetchActivations(Activations<Progress>(work, progress));
@@ -528,7 +584,7 @@ __global__ void __launch_bounds__((ExpertStream<kN, kStages>::kThreads), 1)
     const Progress progress(p, work, rank);
     WaitForPredecessor();
     ClusterWait();  // the other block has made its barriers
-    ExpertWriter<Stream, Progress> writer(p, progress, largest, written);
+    ExpertWriter<Stream, Progress> writer(p, progress, told, written);
     stream.Write(writer);
     writer.End();
     return;
@@ -541,17 +597,35 @@ __global__ void __launch_bounds__((ExpertStream<kN, kStages>::kThreads), 1)
   ClusterWait();
 }
 
-template <int kN, int kStages, typename Progress>
+template <typename Stream, typename Progress>
+int MostClusters() {
+  static const int most = MaxClusters(ExpertStreamKernel<Stream, Progress>, kCluster<Stream::kSlim>,
+                                      Stream::kThreads, sizeof(typename Stream::Shared));
+  return most;
+}
+
+// Blocks wait for what others write: all of them must run at once.
+template <typename Stream, typename Progress>
 void Run(const CudaExpertParams& p, Work work, const ExpertRank& rank, device::Stream& stream) {
-  using Stream = ExpertStream<kN, kStages>;
-  constexpr auto kKernel = ExpertStreamKernel<kN, kStages, Progress>;
-  // Blocks wait for what others write: all of them must run at once.
-  static const int max_clusters =
-      MaxClusters(kKernel, 2, Stream::kThreads, sizeof(typename Stream::Shared));
-  CHECK_GT(max_clusters, 0);
-  work.deal.num_clusters = max_clusters;
-  LaunchClusters(kKernel, static_cast<unsigned>(max_clusters * 2), 2, Stream::kThreads,
+  constexpr unsigned kBlocks = kCluster<Stream::kSlim>;
+  work.deal.num_clusters = MostClusters<Stream, Progress>();
+  CHECK_GT(work.deal.num_clusters, 0);
+  LaunchClusters(ExpertStreamKernel<Stream, Progress>,
+                 static_cast<unsigned>(work.deal.num_clusters) * kBlocks, kBlocks, Stream::kThreads,
                  sizeof(typename Stream::Shared), stream, p, work, rank);
+}
+
+// One token: slim items where there is a cluster for each.
+template <typename Progress>
+void RunAlone(const CudaExpertParams& p, const Work& work, const ExpertRank& rank,
+              device::Stream& stream) {
+  using Slim = ExpertStream<1, 5, 1>;
+  const bool fits = p.hidden % kSlimColumns == 0 && p.intermediate % kSlimColumns == 0;
+  const int items = work.deal.items_of_tile * (1 + p.num_chosen);
+  if (work.by_packets && fits && items <= MostClusters<Slim, Progress>()) {
+    return Run<Slim, Progress>(p, work, rank, stream);
+  }
+  Run<ExpertStream<1, 5, 2>, Progress>(p, work, rank, stream);
 }
 
 template <typename Progress>
@@ -568,9 +642,9 @@ void Run(const CudaExpertParams& p, Work work, const ExpertRank& rank, device::S
   work.deal.items_of_tile = work.gate_up ? static_cast<int>(work.gate_up_rows / 128) : 0;
   work.deal.num_shared = work.shared_tiles * work.deal.items_of_tile;
   work.deal.weight = p.routed.kind == TileKind::kFp4 ? 2 : 1;
-  if (alone) return Run<1, 5, Progress>(p, work, rank, stream);
-  ExpertTileRows(p.num_tokens) == 8 ? Run<8, 5, Progress>(p, work, rank, stream)
-                                    : Run<16, 3, Progress>(p, work, rank, stream);
+  if (alone) return RunAlone<Progress>(p, work, rank, stream);
+  ExpertTileRows(p.num_tokens) == 8 ? Run<ExpertStream<8, 5, 2>, Progress>(p, work, rank, stream)
+                                    : Run<ExpertStream<16, 3, 2>, Progress>(p, work, rank, stream);
 }
 
 }  // namespace

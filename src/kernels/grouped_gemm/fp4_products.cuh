@@ -114,8 +114,9 @@ __device__ __forceinline__ int Fp4AloneOffset(int i, int unit) {
   return row * 128 + (unit ^ row) * 16;
 }
 
-// A warpgroup takes stage after stage of a row tile's column blocks, two of each stage. A block is
-// expanded while the one before is multiplied, of this stage or of the last.
+// A warpgroup takes stage after stage of a row tile's column blocks, two of each stage, kApart
+// apart. A block is expanded while the one before is multiplied, of this stage or of the last.
+template <int kApart>
 class Fp4AloneProducts {
  public:
   // Begins with a stage: its weights from this warpgroup's first block on, x and its scales (a
@@ -127,7 +128,7 @@ class Fp4AloneProducts {
     uint4 codes[2][2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const auto* tile = reinterpret_cast<const uint4*>(weights + i * 2 * kTileBytes);
+      const auto* tile = reinterpret_cast<const uint4*>(weights + i * kApart * kTileBytes);
       codes[i][0] = tile[thread], codes[i][1] = tile[thread + 128];
     }
     const uint64_t b = SmemDescriptor(__shfl_sync(0xffffffffu, SharedAddress(x), 0));
@@ -135,24 +136,23 @@ class Fp4AloneProducts {
     end_last();
     Multiply(a_[0], b, 0);
     const int own = thread % 4 / 2;
-    const auto* scales = reinterpret_cast<const uint16_t*>(weights + own * 2 * kTileBytes + 4096) +
-                         thread / 32 * 32 + thread % 32 / 4 * 2 + thread % 2;
+    const auto* scales =
+        reinterpret_cast<const uint16_t*>(weights + own * kApart * kTileBytes + 4096) +
+        thread / 32 * 32 + thread % 32 / 4 * 2 + thread % 2;
     low_ = scales[0], high_ = scales[16];
-    x_scale_ = x_scales[own * 2];
+    x_scale_ = x_scales[own * kApart];
     Expand(codes[1], a_[1]);
     Wait();
-    Multiply(a_[1], b + 2 * 64, 1);
+    Multiply(a_[1], b + kApart * 64, 1);
   }
   // d[0] += this thread's groups of row g, d[2] of row g + 8, of the stage that was begun, if any.
-  __device__ __forceinline__ void End(float (&d)[4]) {
-    Wait();
-    float sums[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      sums[i] = (sums_[0][i] + sums_[1][i]) + (sums_[2][i] + sums_[3][i]);
-    }
-    d[0] += x_scale_ * (ScaleOf(low_ << 23) * sums[0] + ScaleOf(low_ << 15) * sums[1]);
-    d[2] += x_scale_ * (ScaleOf(high_ << 23) * sums[2] + ScaleOf(high_ << 15) * sums[3]);
+  __device__ __forceinline__ void End(float (&d)[4]) { Add(x_scale_, Sums(), d); }
+  // The first two of every four threads add the first block's, then the second's.
+  __device__ __forceinline__ void EndInTurn(float (&d)[4]) {
+    const float2 sums = Sums();
+    const auto other = [](float x) { return __shfl_xor_sync(0xffffffffu, x, 2); };
+    Add(x_scale_, sums, d);
+    Add(other(x_scale_), {other(sums.x), other(sums.y)}, d);
   }
 
  private:
@@ -165,6 +165,23 @@ class Fp4AloneProducts {
 #pragma unroll
       for (uint32_t& word : group) asm volatile("" : "+r"(word)::"memory");
     }
+  }
+  // Of rows g and g + 8, by the weights' scales.
+  __device__ __forceinline__ float2 Sums() {
+    Wait();
+    float sums[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sums[i] = (sums_[0][i] + sums_[1][i]) + (sums_[2][i] + sums_[3][i]);
+    }
+    return {Scaled(low_, sums[0], sums[1]), Scaled(high_, sums[2], sums[3])};
+  }
+  __device__ __forceinline__ static float Scaled(uint32_t scales, float first, float second) {
+    return __fmaf_rn(ScaleOf(scales << 23), first, __fmul_rn(ScaleOf(scales << 15), second));
+  }
+  __device__ __forceinline__ static void Add(float x_scale, float2 sums, float (&d)[4]) {
+    d[0] = __fmaf_rn(x_scale, sums.x, d[0]);
+    d[2] = __fmaf_rn(x_scale, sums.y, d[2]);
   }
   __device__ __forceinline__ void Wait() {
     WgmmaWait<0>();
