@@ -18,8 +18,8 @@ inline constexpr int kMaxExperts = 512;
 
 inline constexpr int kMaxRouteBlocks = 128;
 
-// What the blocks of a launch tell each other, where they are no cluster. Zero at first; another stream's launches need
-// another one.
+// What the blocks of a launch tell each other, where they are no cluster. Zero at first; another
+// stream's launches need another one.
 struct RouteBoard {
   struct alignas(8) Score {
     float value;
@@ -32,10 +32,10 @@ struct RouteBoard {
 };
 
 struct CudaMoeRouteParams {
-  TiledMatrix gate;         // kBf16 [num_experts, hidden]
-  Bf16Tiles h = {};         // [num_tokens, hidden]
-  // [num_tokens, num_experts]: the gate's products, or of up to kDirectTokens tokens, if wanted, the
-  // scores that are made of them.
+  TiledMatrix gate;  // kBf16 [num_experts, hidden]
+  Bf16Tiles h = {};  // [num_tokens, hidden]
+  // [num_tokens, num_experts]: the gate's products, or of up to kDirectTokens tokens, if wanted,
+  // the scores that are made of them.
   float* scores = nullptr;
   RouteBoard* board = nullptr;
   int64_t num_tokens = 0;
