@@ -318,6 +318,7 @@ Result<std::unique_ptr<CudaWeights>> MakeCudaWeights(const config::ModelConfig& 
   auto weights = std::make_unique<CudaWeights>();
   {
     // Counts; nothing is read or written where it points to.
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
     Planner sizes(config, *directory, unit_bytes, reinterpret_cast<std::byte*>(uintptr_t{1} << 30));
     CudaWeights ignored;
     sizes.Run(ignored);

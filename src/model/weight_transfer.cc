@@ -108,7 +108,7 @@ class Transfer {
   void ReadAndSend(int reader) {
     device::CheckCuda(cudaSetDevice(gpu_), __FILE__, __LINE__);
     const auto places =
-        std::span(places_).subspan(static_cast<size_t>(reader * kReaderPlaces), kReaderPlaces);
+        std::span(places_).subspan(static_cast<size_t>(reader) * kReaderPlaces, kReaderPlaces);
     Place* read = nullptr;  // and not handed over
     while (Place* const place = Take(places)) {
       Keep(Read(*place));
