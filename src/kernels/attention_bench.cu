@@ -165,7 +165,7 @@ class Layer {
     p.q = bench_.Array<__nv_bfloat16>(int64_t{tokens_} * p.num_heads * 512, 0xbfffbfff);
     p.sink = bench_.Array<float>(p.num_heads);
     p.fresh = bench_.Array<uint8_t>(int64_t{tokens_} * 1024);
-    p.ratio = ratio, p.topk = model_.topk;
+    p.ratio = ratio, p.topk = model_.topk, p.q_is_early = ratio == 4;
     std::vector<int32_t> selected;
     double keys = 0;
     for (int s = 0; s < step_.num_seqs; ++s) {

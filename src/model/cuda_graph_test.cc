@@ -65,6 +65,26 @@ TEST_F(CudaGraphTest, ReplaysGiveTheBitsOfSingleLaunches) {
   ExpectSameLogits(replayed, launched);
 }
 
+// Behind 2,052 tokens entries are scored: up to 8 sequences' beside the query products.
+TEST_F(CudaGraphTest, SelectsBesideProductsWhatIsSelectedBehindThem) {
+  constexpr int kLength = 2100, kPrompt = 2050, kSteps = 12;
+  const TestSource wide = WideModel();
+  const auto graphs = wide.OnGpu(0, 3, kLength);
+  const auto one_by_one = wide.OnGpu(0, 3, kLength, {.sync_operators = true});
+  const auto run = [&](TestModel& model) {
+    std::vector<TestSequence> sequences;
+    for (uint32_t i = 0; i < 3; ++i) {
+      sequences.push_back(model.Add(RandomTokens(wide.config, kLength, 200 + i)));
+      TestSequence* const one[] = {&sequences.back()};
+      const int prompt[] = {kPrompt - 2 * static_cast<int>(i)};
+      model.Step(one, prompt);
+    }
+    for (const size_t n : {1, 3}) Decode(model, std::span(sequences).first(n), kSteps);
+    return sequences;
+  };
+  ExpectSameLogits(run(*graphs), run(*one_by_one));
+}
+
 TEST_F(CudaGraphTest, NothingIsReadThatTheStepDidNotWrite) {
   const auto clean = Make({}), poisoned = Make({.poison_scratch = true});
   auto expected = Prefill(*clean, 7), actual = Prefill(*poisoned, 7);

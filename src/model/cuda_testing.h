@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "checkpoint/synthetic_checkpoint.h"
 #include "model/testing.h"
 
 namespace fathom::model {
@@ -28,6 +29,19 @@ inline TestSource OpenTinyModel() {
   TestSource tiny{.config = checkpoint::LoadModelConfig(folder).value(), .weights = nullptr};
   tiny.weights = std::move(checkpoint::OpenCheckpoint(folder, tiny.config).value());
   return tiny;
+}
+
+// Flash's first layers, of four a window's, ratio 4's and 128's, with fewer experts and words.
+inline TestSource WideModel(int num_layers = 4) {
+  auto config =
+      checkpoint::ParseModelConfig(checkpoint::PresetConfigText("flash").value(), "flash").value();
+  config.num_layers = num_layers;
+  config.compress_ratios.resize(static_cast<size_t>(num_layers));
+  config.num_experts = 16;
+  config.vocab_size = 4096;
+  config.draft = config::DraftKind::kNone;
+  config.num_draft_blocks = 0;
+  return {.config = config, .weights = nullptr};
 }
 
 }  // namespace fathom::model

@@ -46,6 +46,10 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, int64_t head
   carver.Take(w.frequencies, 64);
   carver.Take(w.index_counters, kernels::IndexCountersBytes());
   carver.Take(w.attention_counters, kernels::SparseAttentionCountersBytes());
+  carver.Take(w.step_number, 1);
+  carver.Take(w.queries_begun, 1);
+  carver.Take(w.index_words,
+              kernels::kMaxNumberedTokens * c.index_num_heads * c.index_head_dim / 2);
   carver.Take(w.route_board, 1);
   carver.Take(w.plan.board, 1);
   const int64_t kept_bytes = carver.bytes();

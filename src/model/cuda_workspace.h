@@ -24,6 +24,9 @@ struct CudaWorkspace {
   float* frequencies = nullptr;                // [2, 32]: plain, compressed
   std::byte* index_counters = nullptr;         // zero between steps
   std::byte* attention_counters = nullptr;     // likewise
+  uint32_t* step_number = nullptr;             // kernels::LaunchNumber
+  uint32_t* queries_begun = nullptr;           // likewise
+  uint2* index_words = nullptr;                // [kMaxNumberedTokens, index heads * 64]
   kernels::RouteBoard* route_board = nullptr;  // zero at first, as plan.board
 
   // All of the rest, but for what is shared: nothing in it outlives a step.

@@ -170,7 +170,9 @@ class CudaModel final : public DeepSeekV4 {
                                           .frequencies_plain = ws_->frequencies,
                                           .frequencies_compressed = ws_->frequencies + 32,
                                           .angles_plain = ws_->angles_plain,
-                                          .angles_compressed = ws_->angles_compressed});
+                                          .angles_compressed = ws_->angles_compressed,
+                                          .number = ws_->step_number,
+                                          .num_numbers = static_cast<uint32_t>(c_.num_layers)});
     const CudaStep share = ranks_.ShareOf(step);
     if (is_first_stage()) Embed(share);
     kernels::SublayerOutput output;
@@ -315,9 +317,25 @@ class CudaModel final : public DeepSeekV4 {
                                             .y_stride = matrix.rows,
                                             .y_fp8 = {}};
     };
+    if (scoring && SelectsBeside(step)) {
+      add(w.index_wq_b, ws_->index_words);
+      gemm.problems[0].output = GemmOutput::kNumbered;
+      gemm.number = QueryNumber();
+    } else if (scoring) {
+      add(w.index_wq_b, ws_->index_q);
+    }
     add(part.wq_b, ws_->q);
-    if (scoring) add(w.index_wq_b, ws_->index_q);
     Enqueue(step, "query products", gemm);
+  }
+
+  kernels::LaunchNumber QueryNumber() const {
+    return {ws_->step_number, static_cast<uint32_t>(layer_), ws_->queries_begun};
+  }
+  // Entries are selected beside the query products, not behind them.
+  bool SelectsBeside(const CudaStep& step) const {
+    return step.any_index_scoring && !step.prefill && step.max_entries > c_.index_topk &&
+           step.batch.num_tokens <= kernels::kMaxNumberedTokens &&
+           kernels::AwaitsWords(step.batch.num_tokens, c_.index_num_heads, step.max_entries);
   }
 
   void Attention(const CudaStep& step, const CudaStep& share, int layer,
@@ -359,6 +377,7 @@ class CudaModel final : public DeepSeekV4 {
             kernels::CudaSparseAttentionParams{.batch = share.batch,
                                                .prefill = step.prefill,
                                                .q = ws_->q,
+                                               .q_is_early = c4 && !SelectsBeside(share),
                                                .num_heads = part.num_heads,
                                                .norm_eps = constants_.norm_eps,
                                                .angles = own_angles,
@@ -431,24 +450,27 @@ class CudaModel final : public DeepSeekV4 {
   void Select(const CudaStep& step, int layer, const float* angles,
               const kernels::PagedEntries& index_keys) {
     const double scale = 1.0 / std::sqrt(double{1} * c_.index_head_dim * c_.index_num_heads);
-    Enqueue(step, "index selection",
-            kernels::CudaIndexSelectParams{.batch = step.batch,
-                                           .any_scoring = step.any_index_scoring,
-                                           .q = ws_->index_q,
-                                           .projected = ws_->index_projected,
-                                           .projected_stride = c_.index_num_heads,
-                                           .weight_scale = static_cast<float>(scale),
-                                           .num_heads = c_.index_num_heads,
-                                           .angles = angles,
-                                           .topk = c_.index_topk,
-                                           .keys = index_keys,
-                                           .dtype = index_dtype_,
-                                           .max_entries = step.max_entries,
-                                           .workspace = ws_->index_workspace,
-                                           .workspace_bytes = ws_->index_workspace_bytes,
-                                           .counters = ws_->index_counters,
-                                           .selected = ws_->selected,
-                                           .counts = ws_->num_selected});
+    Enqueue(
+        step, "index selection",
+        kernels::CudaIndexSelectParams{.batch = step.batch,
+                                       .any_scoring = step.any_index_scoring,
+                                       .q = ws_->index_q,
+                                       .q_words = SelectsBeside(step) ? ws_->index_words : nullptr,
+                                       .q_number = QueryNumber(),
+                                       .projected = ws_->index_projected,
+                                       .projected_stride = c_.index_num_heads,
+                                       .weight_scale = static_cast<float>(scale),
+                                       .num_heads = c_.index_num_heads,
+                                       .angles = angles,
+                                       .topk = c_.index_topk,
+                                       .keys = index_keys,
+                                       .dtype = index_dtype_,
+                                       .max_entries = step.max_entries,
+                                       .workspace = ws_->index_workspace,
+                                       .workspace_bytes = ws_->index_workspace_bytes,
+                                       .counters = ws_->index_counters,
+                                       .selected = ws_->selected,
+                                       .counts = ws_->num_selected});
     recording_.TakeIndex(step, layer);
   }
 

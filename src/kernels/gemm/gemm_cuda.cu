@@ -21,8 +21,12 @@ void Check(const CudaGemmParams& params) {
     CHECK(p.groups == 1 || p.w.rows / p.groups % 128 == 0);
     CHECK(p.output != GemmOutput::kFp8Tiles ||
           (p.w.rows % 128 == 0 && p.w.kind == TileKind::kFp8AsBf16));
+    CHECK_EQ(p.output == GemmOutput::kNumbered, i == 0 && params.number.of_step != nullptr);
     CHECK_EQ(p.w.kind == TileKind::kFp8AsBf16, params.problems[0].w.kind == TileKind::kFp8AsBf16);
   }
+  CHECK(params.number.of_step == nullptr ||
+        (params.num_problems > 1 && params.num_tokens <= kMaxNumberedTokens && !params.prefill &&
+         params.problems[0].w.kind != TileKind::kFp8AsBf16));
 }
 
 }  // namespace

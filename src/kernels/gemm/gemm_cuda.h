@@ -13,6 +13,7 @@
 #include "device/device.h"
 #include "kernels/collective/peer_view.h"
 #include "kernels/gemm/weight_tiles.h"
+#include "kernels/launch_number.h"
 #include "kernels/tiles.cuh"
 
 namespace fathom::kernels {
@@ -20,6 +21,7 @@ namespace fathom::kernels {
 enum class GemmOutput : int32_t {
   kBf16,      // row-major BF16
   kF32,       // row-major FP32
+  kNumbered,  // kBf16's pairs as numbered words (numbered_words.cuh)
   kFp8Tiles,  // rounded to BF16, then FP8 per 128 columns of y; w.rows is a multiple of 128
 };
 
@@ -36,6 +38,7 @@ struct GemmProblem {
 };
 
 inline constexpr int kMaxGemmProblems = 7;
+inline constexpr int kMaxNumberedTokens = 8;
 
 struct CudaGemmParams {
   GemmProblem problems[kMaxGemmProblems] = {};
@@ -44,7 +47,10 @@ struct CudaGemmParams {
   bool prefill = false;    // the same bits for any number of tokens
   Mirrors mirrors = {};    // of y, FP8 or BF16 in whole 128 columns; prefill of many tokens
   bool many_rows = false;  // even of a rank: enough for all multiprocessors without split columns
-  bool few_rows = false;   // of a rank, or of all: columns are split as far as pays
+  // Of kNumbered, which the first of several problems may be, of few tokens: its rows come
+  // before the others', so that who awaits its words need not wait for the launch's end.
+  LaunchNumber number = {};
+  bool few_rows = false;  // of a rank, or of all: columns are split as far as pays
 };
 
 // The rows that x tiles must hold for a number of tokens: what a block may read. Rows past

@@ -304,6 +304,31 @@ TEST_F(GemmCudaTest, SeveralProductsInOneLaunch) {
   }
 }
 
+TEST_F(GemmCudaTest, NumberedWordsHoldTheBitsOfBf16) {
+  const auto step = Upload(std::vector<uint32_t>{40}), begun = Poisoned(4);
+  for (const int64_t rows : {64, 1024, 17024}) {
+    for (const int64_t tokens : {1, 3, 8}) {
+      const Case first{TileKind::kFp8, rows, 128}, second{TileKind::kFp8, 2240, 128};
+      Problem a = Make(first, tokens, 3), b = Make(second, tokens, 13);
+      CudaGemmParams params{.problems = {a.gemm, b.gemm}, .num_problems = 2, .num_tokens = tokens};
+      Launch(params, *gpu_stream_);
+      const auto pairs = Download<uint32_t>(a.y);
+      const auto words = Poisoned(tokens * rows * 4);
+      params.problems[0].output = GemmOutput::kNumbered;
+      params.problems[0].y = words.data();
+      params.number = {As<uint32_t>(step), 3, As<uint32_t>(begun)};
+      Launch(params, *gpu_stream_);
+      const auto numbered = Download<uint32_t>(words);
+      for (size_t i = 0; i < static_cast<size_t>(tokens * rows / 2); ++i) {
+        ASSERT_EQ(numbered[2 * i], pairs[i]) << rows << " rows, word " << i;
+        ASSERT_EQ(numbered[2 * i + 1], 47u) << rows << " rows, word " << i;
+      }
+      EXPECT_EQ(Download<uint32_t>(begun)[0], 47u);
+      Expect(second, b, tokens);
+    }
+  }
+}
+
 TEST_F(GemmCudaTest, PrefillGivesATokenTheSameBitsInEveryStep) {
   ExpectSameInEveryStep({TileKind::kFp8, 576, 4096});
   ExpectSameInEveryStep({TileKind::kBf16, 320, 4096, 1, GemmOutput::kF32});

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <bit>
+#include <numeric>
 #include <type_traits>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "kernels/gemm/gemm_large.h"
 #include "kernels/gemm/gemm_stream_cuda.h"
 #include "kernels/gemm/weight_stream.cuh"
+#include "kernels/numbered_words.cuh"
 
 namespace fathom::kernels {
 namespace {
@@ -17,12 +19,14 @@ constexpr int64_t kWeightTileBytes = TileMatrixBytes(TileKind::kFp8);  // as of 
 
 // How the work is dealt out. Problem after problem, 128 rows after 128 rows, tile of tokens after
 // tile of tokens are items, of two halves each: 64 rows. A cluster has the halves begin[cluster] to
-// begin[cluster + 1].
+// begin[cluster + 1]; before these, where the first problem comes ahead of the others, ahead_each
+// of its items, as far as there are.
 struct Deal {
   int first_item[kMaxGemmProblems + 1];
   int token_tiles;
   int num_clusters;
   int split, split_log2;  // blocks of a cluster
+  int ahead_each;
   uint16_t begin[kMultiprocessors + 1];
   // Of each problem, so that a block can begin without divisions.
   struct Shape {
@@ -37,7 +41,7 @@ int BlocksEach(int64_t col_blocks, int split) {
 }
 
 // A cluster's items (weight_stream.cuh) of one or two halves.
-template <int kN, int kHalves, int kApart>
+template <int kN, int kHalves, int kApart, bool kAhead>
 struct GemmItems {
   const CudaGemmParams& params;
   const Deal& deal;
@@ -47,9 +51,13 @@ struct GemmItems {
   __device__ int whole() const {
     return kHalves == 1 ? 0 : deal.begin[cluster + 1] / 2 - (deal.begin[cluster] + 1) / 2;
   }
+  __device__ int ahead() const {
+    if (!kAhead) return 0;
+    return min(max(deal.first_item[1] - cluster * deal.ahead_each, 0), deal.ahead_each);
+  }
   __device__ int count() const {
     const int begin = deal.begin[cluster], end = deal.begin[cluster + 1];
-    return kHalves == 1 || begin == end ? end - begin : whole() + begin % 2 + end % 2;
+    return ahead() + (kHalves == 1 || begin == end ? end - begin : whole() + begin % 2 + end % 2);
   }
   // The half with which the i-th item begins.
   __device__ int FirstHalf(int i) const {
@@ -60,8 +68,10 @@ struct GemmItems {
   }
 
   __device__ StreamItem operator()(int i) const {
-    const bool is_whole = i < whole();
-    const int half = FirstHalf(i), item = half / 2;
+    const int before = ahead();
+    const bool is_ahead = i < before, is_whole = is_ahead || i - before < whole();
+    const int half = is_ahead ? 2 * (cluster * deal.ahead_each + i) : FirstHalf(i - before);
+    const int item = half / 2;
     int index = 0;
     while (item >= deal.first_item[index + 1]) ++index;
     const GemmProblem& p = params.problems[index];
@@ -118,8 +128,19 @@ struct PacketSender {
                {__float_as_uint(sum.x), __float_as_uint(sum.y)});
   }
 };
+// The number beside words.
+struct Numbering {
+  const uint32_t number;
+
+  __device__ explicit Numbering(const LaunchNumber& launch) : number(ValueOf(launch)) {}
+  __device__ void Send(int64_t, int64_t, int64_t, float2) const {}
+};
 template <typename Exchange>
-using SenderOf = std::conditional_t<std::is_same_v<Exchange, PeerExchange>, PacketSender, NoSender>;
+constexpr bool kIsNumbered = std::is_same_v<Exchange, LaunchNumber>;
+template <typename Exchange>
+using SenderOf = std::conditional_t<
+    kIsNumbered<Exchange>, Numbering,
+    std::conditional_t<std::is_same_v<Exchange, PeerExchange>, PacketSender, NoSender>>;
 
 // The tokens rank, rank + split, … of an item's rows.
 template <typename Stream, typename Sender>
@@ -135,6 +156,12 @@ __device__ void WriteRows(const GemmProblem& p, const StreamInfo& info, const St
     if (token >= info.num_tokens) return;
     const float2 sum = stream.Sum2(inbox, k, row);
     const int64_t offset = (info.first_token + token) * p.y_stride + in_matrix;
+    if constexpr (std::is_same_v<Sender, Numbering>) {
+      if (p.output == GemmOutput::kNumbered) {
+        StoreNumbered(static_cast<uint2*>(p.y) + offset / 2, PackBf16(sum.x, sum.y), sender.number);
+        continue;
+      }
+    }
     if (p.output == GemmOutput::kBf16) {
       *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(p.y) + offset) =
           __floats2bfloat162_rn(sum.x, sum.y);
@@ -228,7 +255,7 @@ __global__ void __launch_bounds__(kMostThreads<Stream>, kMostBlocks<Stream>)
   extern __shared__ __align__(1024) std::byte shared[];
   const int rank = static_cast<int>(blockIdx.x) & (deal.split - 1);
   Stream stream(*reinterpret_cast<typename Stream::Shared*>(shared), rank, deal.split_log2);
-  const GemmItems<Stream::kTokens, Stream::kRowTiles, Stream::kApart> items{
+  const GemmItems<Stream::kTokens, Stream::kRowTiles, Stream::kApart, kIsNumbered<Exchange>> items{
       params, deal, static_cast<int>(blockIdx.x) >> deal.split_log2, rank};
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp < Stream::kWarps) {
@@ -237,7 +264,17 @@ __global__ void __launch_bounds__(kMostThreads<Stream>, kMostBlocks<Stream>)
   } else if (warp == Stream::kWarps) {
     stream.FetchWeights(items, deal.token_tiles == 1);
   } else {
-    stream.FetchActivations(items);
+    stream.FetchActivations(items, [&] {
+      if constexpr (kIsNumbered<Exchange>) {
+        const uint32_t number = ValueOf(exchange);
+        AllowSuccessor();
+        WaitForPredecessor();
+        const bool tells = blockIdx.x == 0 && threadIdx.x % 32 == 0;
+        if (tells) *static_cast<volatile uint32_t*>(exchange.begun) = number;
+      } else {
+        WaitForPredecessor();
+      }
+    });
   }
 }
 
@@ -302,7 +339,7 @@ struct Piece {
 
 std::vector<Piece> MakePieces(const CudaGemmParams& params, const Deal& deal, bool halves) {
   std::vector<Piece> pieces;
-  for (int i = 0; i < params.num_problems; ++i) {
+  for (int i = deal.ahead_each > 0 ? 1 : 0; i < params.num_problems; ++i) {
     const GemmProblem& p = params.problems[i];
     const int each = BlocksEach(p.w.col_blocks(), deal.split) + 1;  // and its end
     for (int item = deal.first_item[i]; item < deal.first_item[i + 1]; ++item) {
@@ -316,19 +353,37 @@ std::vector<Piece> MakePieces(const CudaGemmParams& params, const Deal& deal, bo
   return pieces;
 }
 
-// Fills clusters one after another, none beyond `most`. False: that is too little.
-bool Fill(const std::vector<Piece>& pieces, int most, int max_clusters, Deal& deal) {
-  int cost = 0;
-  deal.num_clusters = 1;
+// What the items cost that each cluster has ahead of the others.
+std::vector<int> CostsAhead(const CudaGemmParams& params, const Deal& deal, int max_clusters) {
+  std::vector<int> costs(static_cast<size_t>(max_clusters));
+  if (deal.ahead_each == 0) return costs;
+  const int each = 2 * (BlocksEach(params.problems[0].w.col_blocks(), deal.split) + 1);
+  for (int item = 0; item < deal.first_item[1]; ++item) {
+    costs[static_cast<size_t>(item / deal.ahead_each)] += each;
+  }
+  return costs;
+}
+
+// Fills clusters, which cost something before, one after another, none beyond `most`. False: that
+// is too little.
+bool Fill(const std::vector<Piece>& pieces, const std::vector<int>& costs, int most, Deal& deal) {
+  size_t cluster = 0;
+  int cost = costs[0];
+  uint16_t end = deal.begin[0];
   for (const Piece& piece : pieces) {
-    if (piece.cost > most) return false;
-    if (cost + piece.cost > most) {
-      if (deal.num_clusters == max_clusters) return false;
-      ++deal.num_clusters, cost = 0;
+    while (cost + piece.cost > most) {
+      deal.begin[++cluster] = end;
+      if (cluster == costs.size()) return false;
+      cost = costs[cluster];
     }
     cost += piece.cost;
-    deal.begin[deal.num_clusters] = static_cast<uint16_t>(piece.end);
+    end = static_cast<uint16_t>(piece.end);
   }
+  const auto is_ahead = [](int c) { return c > 0; };
+  const auto ahead = static_cast<size_t>(std::count_if(costs.begin(), costs.end(), is_ahead));
+  const size_t used = std::max(cluster + 1, ahead);
+  std::fill(deal.begin + cluster + 1, deal.begin + used + 1, end);
+  deal.num_clusters = static_cast<int>(used);
   return true;
 }
 
@@ -352,13 +407,18 @@ Deal MakeDeal(const CudaGemmParams& params, int tokens_each, int split, int max_
                       .row_blocks = static_cast<int>(p.w.matrix_col_blocks()),
                       .group_tiles = static_cast<int>(p.w.rows / kTileMatrixRows / p.groups)};
   }
+  if (params.number.of_step != nullptr) {
+    deal.ahead_each = (deal.first_item[1] + max_clusters - 1) / max_clusters;
+    deal.begin[0] = static_cast<uint16_t>(2 * deal.first_item[1]);
+  }
+  const std::vector<int> costs = CostsAhead(params, deal, max_clusters);
   const std::vector<Piece> wholes = MakePieces(params, deal, false);
   const std::vector<Piece> halves = MakePieces(params, deal, true);
-  int64_t total = 0;
+  int64_t total = std::accumulate(costs.begin(), costs.end(), int64_t{0});
   for (const Piece& piece : wholes) total += piece.cost;
   for (int most = static_cast<int>(total / max_clusters);; ++most) {
-    if (!slim && Fill(wholes, most, max_clusters, deal)) return deal;
-    if (!Fill(halves, most, max_clusters, deal)) continue;
+    if (!slim && Fill(wholes, costs, most, deal)) return deal;
+    if (!Fill(halves, costs, most, deal)) continue;
     // Here an odd row tile's item has no second half.
     if (slim) {
       deal.begin[deal.num_clusters] = static_cast<uint16_t>(params.problems[0].w.row_tiles());
@@ -447,6 +507,9 @@ void LaunchColumnSums(const CudaColumnSumsParams& params, device::Stream& stream
 }
 
 void LaunchGemmStream(const CudaGemmParams& params, device::Stream& stream) {
+  if (params.number.of_step != nullptr) {
+    return Run<StreamOf<8, false>>(params, OwnParts(params), stream, params.number);
+  }
   if (IsSlim(params)) return Run<SlimStream>(params, SlimSplit(params), stream);
   const bool wide = params.problems[0].w.kind == TileKind::kFp8AsBf16;
   switch (std::min<int64_t>(128, PaddedTokens(params.num_tokens))) {

@@ -158,9 +158,9 @@ class WeightStream {
   }
 
   // The next warp: activations, when the predecessor has ended, and the scales of both sides. Lanes
-  // 0, 1, … fetch a tile of activations each, the next ones their scales.
-  template <typename Items>
-  __device__ void FetchActivations(const Items& items) {
+  // 0, 1, … fetch a tile of activations each, the next ones their scales. wait() waits for it.
+  template <typename Items, typename Waiting>
+  __device__ void FetchActivations(const Items& items, const Waiting& wait) {
     // Ready for the moment when the predecessor ends: the ring's first stages lack nothing but
     // their activations.
     const int count = items.count();
@@ -174,7 +174,7 @@ class WeightStream {
     if (count > 0) TakeScales(p, 0, next);
     for (int block = 0, i = 0; block < ready; block += kFullBlocks, ++i) Announce(p, block, i);
     if (split_ > 1) ClusterWait();
-    WaitForPredecessor();
+    wait();
     Place stage;
     for (int block = 0; block < ready; block += kFullBlocks, stage.Next()) {
       Fetch(role, p, block, stage.index);

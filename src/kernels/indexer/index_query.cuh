@@ -7,6 +7,7 @@
 #include "kernels/indexer/index_vector.cuh"
 #include "kernels/indexer/indexer_cuda.h"
 #include "kernels/kv_entry/kv_entry.cuh"
+#include "kernels/numbered_words.cuh"
 #include "kernels/rope/rope.cuh"
 
 namespace fathom::kernels {
@@ -90,7 +91,8 @@ struct IndexAngles {
 };
 
 // A head's query on kLanes lanes of a warp, which makes 32 / kLanes at once.
-template <int kLanes>
+// kWords: awaits q_words, else reads q.
+template <int kLanes, bool kWords = false>
 struct IndexQueryRow {
   static constexpr int kValues = kIndexDim / kLanes;
   uint32_t codes[kValues / 4];  // the lane's
@@ -102,8 +104,10 @@ struct IndexQueryRow {
     alignas(16) uint32_t pairs[kValues / 2] = {};
     float projected = 0;
     if (head < p.num_heads) {
-      LoadValues(p.q + (token * p.num_heads + head) * kIndexDim + lane % kLanes * kValues, pairs);
+      const int64_t first = (token * p.num_heads + head) * kIndexDim + lane % kLanes * kValues;
       projected = __bfloat162float(p.projected[token * p.projected_stride + head]);
+      kWords ? AwaitValues(p.q_words + first / 2, ValueOf(p.q_number), pairs)
+             : LoadValues(p.q + first, pairs);
     }
     if (lane % kLanes >= kLanes / 2) {
 #pragma unroll
@@ -126,6 +130,12 @@ struct IndexQueryRow {
   }
 
  private:
+  __device__ static void AwaitValues(const uint2* from, uint32_t number,
+                                     uint32_t (&pairs)[kValues / 2]) {
+    static_assert(!kWords || kLanes == 32);  // a warp has one head
+    const uint2 two = AwaitTwoNumbered(from, number);
+    pairs[0] = two.x, pairs[1] = two.y;
+  }
   __device__ static void LoadValues(const __nv_bfloat16* from, uint32_t (&pairs)[kValues / 2]) {
     using Words = std::conditional_t<kValues % 8 == 0, uint4, uint2>;
 #pragma unroll

@@ -177,9 +177,14 @@ int64_t MinIndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries) {
   return FixedBytes(num_tokens, num_heads) + rows * ScoreStride(max_entries) * 4;
 }
 
+bool AwaitsWords(int num_tokens, int num_heads, int max_entries) {
+  return IsDecode(num_tokens, num_heads) && TakesClusters(num_tokens, max_entries);
+}
+
 void Launch(const CudaIndexSelectParams& p, device::Stream& stream) {
   const int num_tokens = p.batch.num_tokens;
   if (num_tokens == 0) return;
+  CHECK(p.q_words == nullptr || AwaitsWords(num_tokens, p.num_heads, p.max_entries));
   SelectParams select{.batch = p.batch, .topk = p.topk, .selected = p.selected, .counts = p.counts};
   if (!p.any_scoring || p.max_entries <= p.topk) {
     LaunchKernel(SelectKernel, num_tokens, kSelectThreads, 0, stream, select);

@@ -18,6 +18,7 @@
 #include "device/device.h"
 #include "kernels/batch_cuda.h"
 #include "kernels/kv_entry/kv_entry.h"
+#include "kernels/launch_number.h"
 
 namespace fathom::kernels {
 
@@ -25,7 +26,11 @@ struct CudaIndexSelectParams {
   CudaBatch batch;
   // False: the caller knows that no token sees more than topk entries; the products are not read.
   bool any_scoring = true;
-  const __nv_bfloat16* q = nullptr;          // [num_tokens, num_heads, 128], of the weight product
+  const __nv_bfloat16* q = nullptr;  // [num_tokens, num_heads, 128], of the weight product
+  // Instead of q, where AwaitsWords: its pairs as numbered words (numbered_words.cuh) of the launch
+  // just before, beside which entries are selected. Who waits for the selection waits for both.
+  const uint2* q_words = nullptr;  // [num_tokens, num_heads, 64]
+  LaunchNumber q_number = {};
   const __nv_bfloat16* projected = nullptr;  // [num_tokens, num_heads], rows projected_stride apart
   int64_t projected_stride = 0;
   float weight_scale = 0;         // 128^-0.5 * num_heads^-0.5
@@ -52,6 +57,9 @@ int64_t IndexCountersBytes();
 // then scored in several rounds).
 int64_t IndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries);
 int64_t MinIndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries);
+
+// Whether a step of decodes that scores entries may have q_words.
+bool AwaitsWords(int num_tokens, int num_heads, int max_entries);
 
 void Launch(const CudaIndexSelectParams& params, device::Stream& stream);
 

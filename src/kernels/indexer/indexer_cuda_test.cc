@@ -8,9 +8,11 @@
 #include <set>
 
 #include "kernels/cuda_batch_testing.h"
+#include "kernels/gemm/gemm_cuda.h"
 #include "kernels/indexer/index_vector.h"
 #include "kernels/indexer/indexer.h"
 #include "kernels/rope/rope.h"
+#include "kernels/rope/rope_cuda.h"
 
 namespace fathom::kernels {
 namespace {
@@ -131,8 +133,61 @@ class IndexSelectCudaTest : public CudaTest {
       }
     }
     EXPECT_LE(exchanged * 100, chosen) << exchanged << " of " << chosen;
+    if (max_entries > shape.topk && tokens + padding <= kMaxNumberedTokens &&
+        AwaitsWords(tokens + padding, heads, max_entries)) {
+      ExpectSameBesideProducts(p, selected);
+    }
     for (int t = tokens; t < tokens + padding; ++t) {
       EXPECT_EQ(gpu_counts[static_cast<size_t>(t)], -1) << "a padding token was written";
+    }
+  }
+
+  // Entries are the same whether they are selected behind the queries' product or beside it, step
+  // after step.
+  void ExpectSameBesideProducts(CudaIndexSelectParams p, const device::Buffer& selected) {
+    const int64_t tokens = p.batch.num_tokens, rows = p.num_heads * 128, cols = 256;
+    const TestMatrix w = RandomMatrix(WeightDType::kFp8, rows, cols, 41);
+    const auto data = Upload(w.data), scales = Upload(w.scales);
+    const auto tiles = Poisoned(TiledBytes(TileKind::kFp8, rows, cols));
+    WeightMatrix on_gpu = w.view;
+    on_gpu.data = data.data(), on_gpu.scales = As<uint8_t>(scales);
+    const HostFp8Tiles x =
+        MakeFp8Tiles(RandomActivations<BFloat16>(tokens * cols, 42), tokens, cols, kTileRows);
+    const auto codes = Upload(x.codes), x_scales = Upload(x.scales);
+    const auto q = Poisoned(tokens * rows * 2), other = Poisoned(tokens * rows * 2);
+    GemmProblem problem;
+    problem.w = LaunchTileWeights(on_gpu, TileKind::kFp8, tiles.data(), *gpu_stream_);
+    problem.x_fp8 = {As<uint8_t>(codes), As<float>(x_scales), 1};
+    problem.y = q.data(), problem.y_stride = rows;
+    CudaGemmParams products{.num_problems = 2, .num_tokens = tokens};
+    products.problems[0] = products.problems[1] = problem;
+    products.problems[1].y = other.data();
+    Launch(products, *gpu_stream_);
+    p.q = As<const __nv_bfloat16>(q);
+    Launch(p, *gpu_stream_);
+    const auto behind = Download<int32_t>(selected);
+
+    const auto words = Upload(std::vector<uint2>(static_cast<size_t>(tokens * rows / 2)));
+    const auto number = Upload(std::vector<uint32_t>{0}),
+               frequencies = Upload(RandomFloats(32, 43));
+    const auto unused = Poisoned(tokens * 64 * 4), begun = Poisoned(4);
+    products.problems[0].output = GemmOutput::kNumbered;
+    products.problems[0].y = words.data();
+    products.number = p.q_number = {As<uint32_t>(number), 1, As<uint32_t>(begun)};
+    p.q = nullptr, p.q_words = As<const uint2>(words);
+    for (int step = 0; step < 3; ++step) {
+      Launch(CudaRopeAnglesParams{.positions = p.batch.positions,
+                                  .num_tokens = p.batch.num_tokens,
+                                  .frequencies_plain = As<float>(frequencies),
+                                  .frequencies_compressed = As<float>(frequencies),
+                                  .angles_plain = As<float>(unused),
+                                  .angles_compressed = As<float>(unused),
+                                  .number = As<uint32_t>(number),
+                                  .num_numbers = 2},
+             *gpu_stream_);
+      Launch(products, *gpu_stream_);
+      Launch(p, *gpu_stream_);
+      EXPECT_TRUE(Download<int32_t>(selected) == behind) << "step " << step;
     }
   }
 

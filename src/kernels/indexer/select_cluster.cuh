@@ -49,10 +49,16 @@ class QuerySender {
     codes_to_full_ = SharedAddress(full) - SharedAddress(codes);
     weight_to_full_ = SharedAddress(full) - SharedAddress(queries.weights + head_);
   }
-  // When the products are there.
+  // When the products are there, or awaits their words.
   __device__ void Run(const CudaIndexSelectParams& p, int token) const {
     if (threadIdx.x >= 32 * kHeads) return;
-    const IndexQueryRow<32> query(p, token, head_, angles_, lane_);
+    p.q_words == nullptr ? Send(IndexQueryRow<32>(p, token, head_, angles_, lane_))
+                         : Send(IndexQueryRow<32, true>(p, token, head_, angles_, lane_));
+  }
+
+ private:
+  template <typename Query>
+  __device__ void Send(const Query& query) const {
 #pragma unroll
     for (const uint32_t codes : codes_) {
       SendInCluster(codes, __uint_as_float(query.codes[0]), codes + codes_to_full_);
@@ -62,7 +68,6 @@ class QuerySender {
     }
   }
 
- private:
   static constexpr int kHeads = kDecodeHeads / kClusterBlocks;  // of a block
 
   int lane_, head_;
@@ -91,13 +96,16 @@ class ClusterScorer {
     BarrierInitFence();
     if (!IsTile(tile)) return;
     const CudaBatch& batch = p.in.batch;
-    const int page = batch.block_tables[int64_t{batch.token_seq[token]} * batch.max_blocks + tile];
-    BarrierExpectBytes(full_ + thread, kPageBytes);
-    BulkCopy(pages_ + thread * kPageBytes, EntryAt(p.in.keys, page, 0).data, kPageBytes,
-             full_ + thread);
+    const int before_step = batch.num_computed[batch.token_seq[token]] / 4;
+    is_fresh_ = p.in.q_words != nullptr && (tile + 1) * kIndexTile > before_step;
+    if (!is_fresh_) Copy(p, token);
+  }
+  // Tiles that may hold entries of this step, when these are there and not before.
+  __device__ void CopyFresh(const SelectClusterParams& p, int token) const {
+    if (is_fresh_) Copy(p, token);
   }
 
-  // After a __syncthreads(), before the wait: widens the first tile.
+  // After a __syncthreads(): widens the first tile.
   __device__ void WidenFirst() {
     if (IsTile(first_)) Widen(0);
   }
@@ -123,6 +131,15 @@ class ClusterScorer {
  private:
   static constexpr int kPageBytes = IndexPageBytes(kType);
 
+  // The page of the thread's tile.
+  __device__ void Copy(const SelectClusterParams& p, int token) const {
+    const int thread = threadIdx.x % 128, tile = first_ + thread * kTilesAtOnce;
+    const CudaBatch& batch = p.in.batch;
+    const int page = batch.block_tables[int64_t{batch.token_seq[token]} * batch.max_blocks + tile];
+    BarrierExpectBytes(full_ + thread, kPageBytes);
+    BulkCopy(pages_ + thread * kPageBytes, EntryAt(p.in.keys, page, 0).data, kPageBytes,
+             full_ + thread);
+  }
   __device__ bool IsTile(int tile) const { return tile * kIndexTile < num_entries_; }
   __device__ static int row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
   __device__ void Widen(int i) {
@@ -135,6 +152,7 @@ class ClusterScorer {
   uint64_t* full_;
   uint8_t* pages_;
   int num_entries_, first_;
+  bool is_fresh_ = false;
   IndexKeyRows<kType> keys_;
 };
 
@@ -169,11 +187,20 @@ __global__ void __maxnreg__(kClusterRegisters)
   __syncthreads();
   ClusterArrive();
   const QuerySender sender(p.in, token, shared.queries, &shared.queries_full);
-  scorer.WidenFirst();
+  // Beside the products: what is older than these is there when they have begun, and a block that
+  // starts late waits for its first tile and for its queries at once.
+  const bool beside = p.in.q_words != nullptr;
+  if (beside) {
+    AwaitBegun(p.in.q_number);
+    scorer.CopyFresh(p, token);
+  } else {
+    scorer.WidenFirst();
+  }
   ClusterWait();
-  WaitForPredecessor();
+  if (!beside) WaitForPredecessor();
   AllowSuccessor();
   sender.Run(p.in, token);
+  if (beside) scorer.WidenFirst();
   if (leads && threadIdx.x == 0) p.in.counts[token] = p.in.topk;
   BarrierWaitCluster(&shared.queries_full, 0);
   FenceSharedForWgmma();
@@ -181,6 +208,7 @@ __global__ void __maxnreg__(kClusterRegisters)
   if (!leads) return;
   BarrierWaitCluster(&shared.scores_full, 0);
   select.Run(selected);
+  if (beside) WaitForPredecessor();  // who waits for this launch, waits for both
 }
 
 }  // namespace fathom::kernels

@@ -11,6 +11,13 @@ constexpr int kTokens = 4;  // a block
 
 __global__ void __launch_bounds__(kPairs * kTokens * 2) RopeAnglesKernel(CudaRopeAnglesParams p) {
   WaitForPredecessor();
+  if (p.number != nullptr) {
+    if (blockIdx.x + threadIdx.x + threadIdx.y + threadIdx.z == 0) {
+      *p.number += 2 * p.num_numbers;
+      __threadfence();
+    }
+    __syncthreads();  // no launch of the step starts before
+  }
   AllowSuccessor();
   const int i = threadIdx.x, token = blockIdx.x * kTokens + threadIdx.y;
   if (token >= p.num_tokens) return;

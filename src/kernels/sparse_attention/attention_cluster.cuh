@@ -101,8 +101,7 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
     const int weighed = first_head_ + static_cast<int>(threadIdx.x) / kSplits % kHeads;
     sink_ = weighed < p_.num_heads ? p_.sink[weighed] : 0;
     const bool early = k < keys_.num_early() || k >= end;
-    // A selection lets this launch start behind its own wait, and so behind the queries.
-    const bool queries_early = p_.ratio == 4;
+    const bool queries_early = p_.q_is_early;
     uint4 q[Base::kTiles][2];
 #pragma unroll 1  // instructions that run once are slow
     for (int after = 0; after < 2; ++after) {

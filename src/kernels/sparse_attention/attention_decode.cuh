@@ -66,8 +66,7 @@ class DecodeAttention : DecodeTile<kHeads, kKeyTile> {
     // Before the wait: what the last launch has not written, and all that can be done with it.
     const bool early = first + row < keys_.num_early();
     const auto angles = Base::LoadAngles();
-    // A selection lets this launch start behind its own wait, and so behind the queries.
-    const bool queries_early = p_.ratio == 4;
+    const bool queries_early = p_.q_is_early;
     uint4 q[Base::kTiles][2];
 #pragma unroll 1  // instructions that run once are slow
     for (int after = 0; after < 2; ++after) {

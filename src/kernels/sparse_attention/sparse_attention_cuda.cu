@@ -265,7 +265,7 @@ void LaunchDecode(const CudaSparseAttentionParams& p, const AttentionParts& part
   const dim3 grid(splits, (p.num_heads + kHeads - 1) / kHeads, p.batch.num_tokens);
   // Behind a selection of many blocks all multiprocessors are free at once, and two blocks of 8
   // heads would share one. Without a selection they start beside the query products.
-  const bool alone = p.ratio == 4 && grid.x * grid.y * grid.z <= kTargetBlocks;
+  const bool alone = p.q_is_early && grid.x * grid.y * grid.z <= kTargetBlocks;
   const size_t bytes = kDecodeSharedBytes<kHeads>;
   LaunchKernel(DecodeAttentionKernel<kHeads>, grid, kDecodeThreads,
                alone ? std::max(bytes, kAloneSharedBytes) : bytes, stream, p, parts);

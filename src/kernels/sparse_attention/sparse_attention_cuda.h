@@ -7,8 +7,8 @@
 // A step of few tokens spreads a token's keys over blocks (splits); how many depends on num_tokens,
 // max_blocks and the token's keys only, so a step of the same shape gives the same bits. Prefill
 // does not: a block adds up a token's keys in their order, 64 at a time, in a step of any size.
-// Pages, entries, fresh and angles are read before the wait (launch.cuh), and of ratio 4 q: the
-// launch just before must not write them.
+// Pages, entries, fresh and angles are read before the wait (launch.cuh), and q where it is early:
+// the launch just before must not write them.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -27,7 +27,10 @@ struct CudaSparseAttentionParams {
   CudaBatch batch;
   bool prefill = false;              // the same bits in a step of any size
   const __nv_bfloat16* q = nullptr;  // [num_tokens, num_heads, 512], of the weight product
-  int num_heads = 0;                 // any up to 128
+  // Of few tokens: q is there before this launch starts, as a selection let it start behind its own
+  // wait for the query products.
+  bool q_is_early = false;
+  int num_heads = 0;  // any up to 128
   float norm_eps = 0;
   const float* angles = nullptr;   // [num_tokens, 64]
   const float* sink = nullptr;     // [num_heads]

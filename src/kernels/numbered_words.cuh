@@ -1,0 +1,45 @@
+// Words of a launch's result that carry its number (launch_number.h) beside the value: who looks at
+// one until it does waits neither for the launch's end nor for a flag behind the values. Numbers
+// are odd: memory that was never written holds none. A launch that has a number lets its successor
+// start before it waits itself, and tells when it has waited: then what is older than this launch
+// is there. Device code only.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/launch_number.h"
+
+namespace fathom::kernels {
+
+// May be read before a kernel's wait: the step's first launch has made it.
+__device__ __forceinline__ uint32_t ValueOf(const LaunchNumber& number) {
+  return *static_cast<const volatile uint32_t*>(number.of_step) + 2 * number.index + 1;
+}
+
+__device__ __forceinline__ void AwaitBegun(const LaunchNumber& number) {
+  const uint32_t value = ValueOf(number);
+  uint32_t seen;
+  do {
+    asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(seen) : "l"(number.begun) : "memory");
+  } while (seen != value);
+}
+
+__device__ __forceinline__ void StoreNumbered(uint2* to, uint32_t value, uint32_t number) {
+  asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(value), "r"(number)
+               : "memory");
+}
+
+// The values of two words next to each other, 16 bytes, a lane. All lanes of a warp look until all
+// have theirs: what follows is one instruction stream.
+__device__ __forceinline__ uint2 AwaitTwoNumbered(const uint2* from, uint32_t number) {
+  uint4 two;
+  do {
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(two.x), "=r"(two.y), "=r"(two.z), "=r"(two.w)
+                 : "l"(from)
+                 : "memory");
+  } while (!__all_sync(0xffffffffu, two.y == number && two.w == number));
+  return {two.x, two.z};
+}
+
+}  // namespace fathom::kernels
