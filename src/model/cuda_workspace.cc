@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "kernels/gemm/gemm_cuda.h"
+#include "kernels/gemm/output_alone_cuda.h"
 #include "kernels/hyper_connection/boundary_large.h"
 #include "kernels/indexer/indexer_cuda.h"
 #include "kernels/sparse_attention/sparse_attention_cuda.h"
@@ -77,6 +78,7 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, int64_t head
   carver.Take(w.index_workspace, w.index_workspace_bytes);
   carver.Take(w.attention_out, head_rows * c.head_dim);
   carver.Take(w.attention_workspace, kernels::SparseAttentionWorkspaceBytes(c.num_heads) / 4);
+  carver.Take(w.grouped_parts, kernels::kGroupedParts * int64_t{c.o_groups} * c.o_lora_rank);
   carver.Take(w.output_sums, std::min(m, kernels::kLargeBoundaryTokens - 1) * hidden);
   carver.Take(w.router_scores, m * c.num_experts);
   w.pair_rows = MaxPairRowsOf(c, limits, num_data_ranks);

@@ -55,6 +55,7 @@ struct CudaWorkspace {
   int64_t index_workspace_bytes = 0;
   __nv_bfloat16* attention_out = nullptr;  // tiles, likewise
   float* attention_workspace = nullptr;
+  float* grouped_parts = nullptr;  // [kGroupedParts, grouped columns], of one token on a rank
   float* output_sums = nullptr;    // [up to 16, H], of a rank's columns of wo_b
   float* router_scores = nullptr;  // [M, experts]
   kernels::ExpertPlan plan;

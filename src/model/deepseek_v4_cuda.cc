@@ -16,6 +16,7 @@
 #include "kernels/attention_prologue/attention_prologue_cuda.h"
 #include "kernels/embedding/embedding_cuda.h"
 #include "kernels/gemm/gemm_cuda.h"
+#include "kernels/gemm/output_alone_cuda.h"
 #include "kernels/indexer/indexer_cuda.h"
 #include "kernels/moe_route/moe_route_cuda.h"
 #include "kernels/rope/rope.h"
@@ -490,8 +491,6 @@ class CudaModel final : public DeepSeekV4 {
                          .groups = part.num_groups,
                          .output = GemmOutput::kFp8Tiles,
                          .y_fp8 = is_share ? grouped : ranks_.OwnGroups(grouped)};
-    if (part.wo_a.rows > 0) Enqueue(step, "grouped output product", first);
-    ranks_.CompleteGroups(step, layer_, grouped);
     kernels::CudaGemmParams second = first;
     second.problems[0] = {.w = part.wo_b,
                           .x_fp8 = grouped,
@@ -501,15 +500,30 @@ class CudaModel final : public DeepSeekV4 {
                                         : ws_->y + ranks_.first_output(),
                           .y_stride = c_.hidden_size,
                           .y_fp8 = {}};
-    if (ranks_.AddsOutputs(step)) {
+    const bool adds = ranks_.AddsOutputs(step);
+    if (adds) {
       second.problems[0].x_fp8 = ranks_.OwnGroups(grouped);
       second.problems[0].output = GemmOutput::kF32;
       second.problems[0].y = ws_->output_sums;
+    }
+    if (adds && tokens == 1 && kernels::HaveAloneProducts(part.wo_a, part.wo_b)) {
+      return AloneOutputProducts(step, first.problems[0], second.problems[0]);
+    }
+    if (part.wo_a.rows > 0) Enqueue(step, "grouped output product", first);
+    ranks_.CompleteGroups(step, layer_, grouped);
+    if (adds) {
       Enqueue(step, "output product",
               kernels::CudaColumnSumsParams{second, ranks_.BeginSums(step)});
     } else if (part.wo_b.rows > 0) {
       Enqueue(step, "output product", second);
     }
+  }
+  void AloneOutputProducts(const CudaStep& step, const kernels::GemmProblem& first,
+                           const kernels::GemmProblem& second) {
+    Enqueue(step, "grouped output product",
+            kernels::CudaGroupedAloneParams{first, ws_->grouped_parts});
+    Enqueue(step, "output product",
+            kernels::CudaSumsAloneParams{second, ws_->grouped_parts, ranks_.BeginSums(step)});
   }
 
   // The embedding has them all; of later stages the host does.

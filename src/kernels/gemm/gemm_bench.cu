@@ -10,6 +10,7 @@
 #include "kernels/collective/packets.cuh"
 #include "kernels/cuda_bench.cuh"
 #include "kernels/gemm/gemm_cuda.h"
+#include "kernels/gemm/output_alone_cuda.h"
 #include "kernels/launch.cuh"
 
 namespace fathom::kernels {
@@ -121,6 +122,46 @@ class Bench {
     std::printf("\n");
   }
 
+  // Both output products of a rank, of one token: as of any number of tokens, and alone.
+  void RunOutputs(int ranks) {
+    struct Layer {
+      GemmProblem grouped, sums;
+    };
+    bench_.Free(3);
+    std::vector<Layer> layers(kMaxLayers);
+    const int64_t rows = 8192 / ranks;
+    const auto scales = [&](int64_t count) { return reinterpret_cast<uint8_t*>(Memory(count)); };
+    for (auto& [grouped, sums] : layers) {
+      grouped.w = {TileKind::kFp8AsBf16, rows, 4096, Memory(rows * 4096),
+                   scales(rows * 4096 >> 14)};
+      grouped.groups = 8 / ranks;
+      grouped.x_bf16 = {reinterpret_cast<__nv_bfloat16*>(x_), 1};
+      grouped.output = GemmOutput::kFp8Tiles;
+      sums.x_fp8 =
+          grouped.y_fp8 = {reinterpret_cast<uint8_t*>(y_), reinterpret_cast<float*>(scales_), 1};
+      sums.w = {TileKind::kFp8, 4096, rows, Memory(4096 * 8192), scales(4096 * 8192 >> 14), 8192};
+      sums.output = GemmOutput::kF32;
+      sums.y = y_ + (1 << 20), sums.y_stride = 4096;
+    }
+    auto* const parts = reinterpret_cast<float*>(y_ + (2 << 20));
+    const auto time = [&](bool idle, bool alone) {
+      return bench_.Time(kMaxLayers, [&](int i) {
+        if (idle) LaunchKernel(IdleKernel, 1, 32, 0, bench_.stream());
+        const auto& [grouped, sums] = layers[static_cast<size_t>(i)];
+        if (alone) {
+          Launch(CudaGroupedAloneParams{grouped, parts}, bench_.stream());
+          return Launch(CudaSumsAloneParams{sums, parts, {}}, bench_.stream());
+        }
+        Launch({.problems = {grouped}, .num_problems = 1, .num_tokens = 1}, bench_.stream());
+        Launch(CudaColumnSumsParams{{.problems = {sums}, .num_problems = 1, .num_tokens = 1}, {}},
+               bench_.stream());
+      });
+    };
+    std::printf("both outputs 1/%d, 1 token: %5.1f %5.1f  alone %5.1f %5.1f\n", ranks,
+                time(false, false), time(true, false) - idle_, time(false, true),
+                time(true, true) - idle_);
+  }
+
   void MeasureIdle() {
     idle_ = Time({CudaGemmParams{}, CudaGemmParams{}, CudaGemmParams{}, CudaGemmParams{}}, true);
     std::printf("idle kernel %.2f us\n", idle_);
@@ -154,6 +195,7 @@ void Main(int argc, char** argv) {
   if (tokens.empty()) tokens = {1, 8, 32, 64, 128, 256};
   Bench bench;
   bench.MeasureIdle();
+  for (const int ranks : {2, 4}) bench.RunOutputs(ranks);
   for (const int ranks : {1, 2, 4}) {
     for (const Product& product : kProducts) {
       if (ranks > 1 && !product.is_split) continue;

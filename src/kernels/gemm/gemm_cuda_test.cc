@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "kernels/cuda_testing.h"
+#include "kernels/gemm/output_alone_cuda.h"
 
 namespace fathom::kernels {
 namespace {
@@ -362,6 +363,33 @@ TEST_F(GemmCudaTest, SumsOfColumnsAddUpToTheWholeMatrixs) {
     const Case c{TileKind::kFp8, 576, 8192, 1, GemmOutput::kF32};
     ExpectSumOfColumns(c, tokens, /*few_rows=*/false);
     ExpectSumOfColumns(c, tokens, /*few_rows=*/true);
+  }
+}
+
+// Half and a quarter of both output products, without FP8 between them in memory.
+TEST_F(GemmCudaTest, OutputProductsOfOneTokenOnARankGiveTheBitsOfAnyTokens) {
+  constexpr int64_t kRows = 4096, kOutputs = 576, kPadded = 8;
+  const Problem first = Make({TileKind::kFp8AsBf16, kRows, 4096, 4, GemmOutput::kFp8Tiles}, 1, 5);
+  const Problem second = Make({TileKind::kFp8, kOutputs, 8192, 1, GemmOutput::kF32}, 1, 7);
+  for (const int64_t rows : {kRows, kRows / 2}) {
+    GemmProblem grouped = first.gemm, output = second.gemm;
+    grouped.w.rows = rows;
+    grouped.groups = static_cast<int>(4 * rows / kRows);
+    output.w.cols = rows;
+    output.w.matrix_cols = 8192;
+    const device::Buffer codes = Poisoned(kPadded * rows), scales = Poisoned(rows / 128 * 8 * 4);
+    grouped.y_fp8 = output.x_fp8 = {As<uint8_t>(codes), As<float>(scales), 1};
+    const device::Buffer expected = Poisoned(kOutputs * 4), y = Poisoned(kOutputs * 4);
+    output.y = expected.data();
+    Launch({.problems = {grouped}, .num_problems = 1, .num_tokens = 1}, *gpu_stream_);
+    Launch(CudaColumnSumsParams{{.problems = {output}, .num_problems = 1, .num_tokens = 1}, {}},
+           *gpu_stream_);
+    output.y = y.data();
+    const device::Buffer parts = Poisoned(kGroupedParts * rows * 4);
+    ASSERT_TRUE(HaveAloneProducts(grouped.w, output.w));
+    Launch(CudaGroupedAloneParams{grouped, As<float>(parts)}, *gpu_stream_);
+    Launch(CudaSumsAloneParams{output, As<float>(parts), {}}, *gpu_stream_);
+    EXPECT_TRUE(Download<uint32_t>(y) == Download<uint32_t>(expected)) << rows;
   }
 }
 
