@@ -53,6 +53,20 @@ __device__ inline void WarpHandBack(uint64_t* barrier) {
   FinishLoads();
   BarrierArrive(barrier);
 }
+// The same where `any`, by a warp that has just waited for wgmma together, of what `a` and `b` were
+// made of, without a branch or a fence, over which the compiler moves hardly anything: the
+// arrival's count is made of them, so it comes when their loads were waited for. zero: 0, unknown
+// to the compiler.
+__device__ __forceinline__ void WarpHandBackBehind(uint64_t* barrier, bool any, float a, float b,
+                                                   uint32_t zero) {
+  const uint32_t count = 1 | ((__float_as_uint(a) | __float_as_uint(b)) & zero);
+  const uint32_t arrives = any && threadIdx.x % 32 < kWarpArrivals;
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n"
+      "@p mbarrier.arrive.shared::cta.b64 _, [%0], %1;\n}" ::"r"(SharedAddress(barrier)),
+      "r"(count), "r"(arrives)
+      : "memory");
+}
 __device__ inline void BarrierWait(uint64_t* barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred p;\n"

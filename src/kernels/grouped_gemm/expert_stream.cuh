@@ -82,6 +82,9 @@ class ExpertStream {
     ExpertItem items[kItems];
     uint64_t item_full[kItems];
     uint64_t full[kStages], empty[kStages], inbox_full[2], inbox_empty[2];
+    // One token's activations have barriers of their own: weights are expanded before they come.
+    uint64_t x_full[kAlone ? kStages : 1];
+    uint32_t zero;  // 0, which the compiler does not know (WarpHandBackBehind)
   };
 
   __device__ explicit ExpertStream(Shared& shared) : s_(shared) {}
@@ -95,9 +98,12 @@ class ExpertStream {
       FenceSharedForWgmma();
     }
     if (threadIdx.x == 0) {
+      if constexpr (kAlone) s_.zero = 0;
       for (auto& barrier : s_.item_full) BarrierInit(&barrier, 1);
       for (int i = 0; i < kStages; ++i) {
-        BarrierInit(&s_.full[i], 1 + kScales);  // weights; activations and scales
+        // Weights; activations and scales.
+        BarrierInit(&s_.full[i], kAlone ? 1 : 1 + kScales);
+        if constexpr (kAlone) BarrierInit(&s_.x_full[i], kScales);
         BarrierInit(&s_.empty[i], kConsumers / 32 * kWarpArrivals);
       }
       for (int i = 0; i < 2; ++i) {
@@ -302,7 +308,7 @@ class ExpertStream {
         if (kSlim && fp4 && place == 0) continue;
         FenceSharedForWgmma();
         __syncwarp();
-        if (lane() < kScales) BarrierArrive(&s_.full[stage.index]);
+        if (lane() < kScales) BarrierArrive(&s_.x_full[stage.index]);
         stage.Next();
       }
     }
@@ -344,7 +350,7 @@ class ExpertStream {
         if (i + 2 < first + blocks) continue;
         FenceSharedForWgmma();
         __syncwarp();
-        if (lane() < kScales) BarrierArrive(&s_.full[stage.index]);
+        if (lane() < kScales) BarrierArrive(&s_.x_full[stage.index]);
         stage.Next();
       }
     }
@@ -399,6 +405,7 @@ class ExpertStream {
     constexpr int kBlocks = kKind == TileKind::kFp4 ? kFp4Blocks : kFp8Blocks;
     for (int block = 0; block < num_blocks; block += kBlocks) {
       BarrierWait(&s_.full[stage.index], stage.parity);
+      if constexpr (kAlone) BarrierWait(&s_.x_full[stage.index], stage.parity);
       if (kSlim && tile() != 0) {
         // FP8: the others have its only row tile.
       } else if (block + kBlocks <= num_blocks) {
@@ -422,17 +429,19 @@ class ExpertStream {
     const int first = kSlim ? 2 * tile() + half() : half();
     const int first_weights = kSlim ? first : tile() * kFp4Blocks + first;
     Fp4AloneProducts<kApart> products;
+    const uint32_t zero = *static_cast<volatile const uint32_t*>(&s_.zero);
     int last = -1;
     const auto end_last = [&] {
       kSlim ? products.EndInTurn(d) : products.End(d);
-      if (last >= 0) WarpHandBack(&s_.empty[last]);
+      WarpHandBackBehind(&s_.empty[max(last, 0)], last >= 0, d[0], d[2], zero);
     };
 #pragma unroll 1
     for (int block = 0; block < num_blocks; block += kFp4Blocks) {
       const int i = stage.index;
       BarrierWait(&s_.full[i], stage.parity);
-      products.Begin(s_.weights[i] + first_weights * kTileBytes, s_.x[i] + first * kFp4Rows * 128,
-                     s_.x_scales[i] + first, end_last);
+      products.Begin(
+          s_.weights[i] + first_weights * kTileBytes, s_.x[i] + first * kFp4Rows * 128,
+          s_.x_scales[i] + first, [&] { BarrierWait(&s_.x_full[i], stage.parity); }, end_last);
       last = i;
       stage.Next();
     }

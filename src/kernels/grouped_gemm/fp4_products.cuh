@@ -120,10 +120,12 @@ template <int kApart>
 class Fp4AloneProducts {
  public:
   // Begins with a stage: its weights from this warpgroup's first block on, x and its scales (a
-  // float a block) likewise. `end_last()`, which calls End, is called before its products begin.
-  template <typename EndLast>
+  // float a block) likewise. `await_x()` is called when weights are expanded, which x may come
+  // behind; then `end_last()`, which calls End, before the products begin.
+  template <typename AwaitX, typename EndLast>
   __device__ __forceinline__ void Begin(const std::byte* weights, const std::byte* x,
-                                        const float* x_scales, const EndLast& end_last) {
+                                        const float* x_scales, const AwaitX& await_x,
+                                        const EndLast& end_last) {
     const int thread = ThreadOfGroup();
     uint4 codes[2][2];
 #pragma unroll
@@ -133,6 +135,7 @@ class Fp4AloneProducts {
     }
     const uint64_t b = SmemDescriptor(__shfl_sync(0xffffffffu, SharedAddress(x), 0));
     Expand(codes[0], a_[0]);
+    await_x();
     end_last();
     Multiply(a_[0], b, 0);
     const int own = thread % 4 / 2;
@@ -142,8 +145,8 @@ class Fp4AloneProducts {
     low_ = scales[0], high_ = scales[16];
     x_scale_ = x_scales[own * kApart];
     Expand(codes[1], a_[1]);
-    Wait();
     Multiply(a_[1], b + kApart * 64, 1);
+    WgmmaWait<1>();  // a_[0] is free
   }
   // d[0] += this thread's groups of row g, d[2] of row g + 8, of the stage that was begun, if any.
   __device__ __forceinline__ void End(float (&d)[4]) { Add(x_scale_, Sums(), d); }
@@ -168,13 +171,9 @@ class Fp4AloneProducts {
   }
   // Of rows g and g + 8, by the weights' scales.
   __device__ __forceinline__ float2 Sums() {
-    Wait();
-    float sums[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      sums[i] = (sums_[0][i] + sums_[1][i]) + (sums_[2][i] + sums_[3][i]);
-    }
-    return {Scaled(low_, sums[0], sums[1]), Scaled(high_, sums[2], sums[3])};
+    WgmmaWait<0>();
+    ReadyRegisters(sums_);
+    return {Scaled(low_, sums_[0], sums_[1]), Scaled(high_, sums_[2], sums_[3])};
   }
   __device__ __forceinline__ static float Scaled(uint32_t scales, float first, float second) {
     return __fmaf_rn(ScaleOf(scales << 23), first, __fmul_rn(ScaleOf(scales << 15), second));
@@ -183,22 +182,17 @@ class Fp4AloneProducts {
     d[0] = __fmaf_rn(x_scale, sums.x, d[0]);
     d[2] = __fmaf_rn(x_scale, sums.y, d[2]);
   }
-  __device__ __forceinline__ void Wait() {
-    WgmmaWait<0>();
-#pragma unroll
-    for (float (&sums)[4] : sums_) ReadyRegisters(sums);
-  }
   __device__ __forceinline__ void Multiply(const uint32_t (&a)[4][4], uint64_t b, int accumulate) {
     WgmmaFence();
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
-      Wgmma<WgmmaType::kE4m3, 8>::FromRegisters(sums_[q], a[q], b + 2 * q, accumulate);
+      Wgmma<WgmmaType::kE4m3, 8>::FromRegisters(sums_, a[q], b + 2 * q, q == 0 ? accumulate : 1);
     }
     WgmmaCommit();
   }
 
   uint32_t a_[2][4][4];
-  float sums_[4][4] = {};  // of each group: others' places are zero
+  float sums_[4] = {};  // each group's has a place of its own, to which the others add zero
   uint32_t low_ = 0, high_ = 0;
   float x_scale_ = 0;
 };
