@@ -55,6 +55,7 @@ class Boundary {
   static constexpr int kOthers = kRanks == Ranks::kSumsOf4 ? 3 : 1;  // that have sums
   static constexpr int kMixes = kHead ? kS : kNumMixes;
   static constexpr int kLate = kNumMixes - kS;  // mixes: post's and C's
+  static constexpr int kGroups = kLate / kS;    // of late mixes
   static constexpr int kEarly = kS + 1;         // sums: pre's mixes, squares of the streams
   static constexpr int kEarlyRow = 8;
 
@@ -82,16 +83,28 @@ class Boundary {
         first_row_(int64_t{blockIdx.x / static_cast<unsigned>(cluster)} * kTokens),
         s_(*reinterpret_cast<Shared*>(memory)),
         x_(reinterpret_cast<__nv_bfloat16*>(reinterpret_cast<std::byte*>(memory) + sizeof(Shared))),
+        kept_(Kept(slice)),
         mixers_(reinterpret_cast<float*>(x_ + kTokens * kS * slice)),
-        sums_(mixers_ + kMixes * kS * slice),
+        sums_(mixers_ + SharedMixes(slice) * kS * slice),
         column_warps_(kTokens * blocks_),
         token_(kTokens > 1 && warp() >= blocks_ ? 1 : 0),
         block_(warp() - token_ * blocks_),
         column_(block_ * 128 + lane() * 4) {}
 
+  // Mixes of a group whose mixers lie in shared memory. Of one token, where a warp makes no more
+  // than one group, the last mix's are in its registers: that leaves room beside two blocks of a
+  // rank's output product.
+  __host__ __device__ static int Kept(int64_t slice) {
+    const auto blocks = static_cast<int>(slice / 128);
+    return kTokens == 1 && kGroups * blocks <= kWarps - blocks ? kS - 1 : kS;
+  }
+  __host__ __device__ static int SharedMixes(int64_t slice) {
+    return kHead ? kS : kS + kGroups * Kept(slice);
+  }
   static size_t DynamicBytes(int64_t hidden, int64_t slice) {
     const auto streams = static_cast<size_t>(kS * slice), parts = static_cast<size_t>(hidden / 128);
-    return sizeof(Shared) + streams * (kTokens * sizeof(__nv_bfloat16) + kMixes * sizeof(float)) +
+    return sizeof(Shared) +
+           streams * (kTokens * sizeof(__nv_bfloat16) + SharedMixes(slice) * sizeof(float)) +
            parts * kTokens * (kEarlyRow + kLate) * sizeof(float);
   }
 
@@ -118,9 +131,11 @@ class Boundary {
       SendEarly();
       Finish();
     } else {
+      Mixers last{};
+      if constexpr (!kHead && kTokens == 1) LoadLast(last);
       if (p_.output.y != nullptr && warp() == kWarps - 1) MakeComb();
       ClusterWait();
-      if constexpr (!kHead) MakeLate();
+      if constexpr (!kHead) MakeLate(last);
     }
   }
 
@@ -165,10 +180,12 @@ class Boundary {
   // The mixers are weights: they are on their way before the predecessor has ended.
   __device__ void FetchMixers() {
     const auto bytes = static_cast<uint32_t>(blocks_ * 128 * sizeof(float));
-    if (lane() == 0) BarrierExpectBytes(&s_.mixers_full, kMixes * kS * bytes);
+    const int rows = SharedMixes(slice_) * kS;
+    if (lane() == 0) BarrierExpectBytes(&s_.mixers_full, static_cast<uint32_t>(rows) * bytes);
     __syncwarp();
-    for (int i = lane(); i < kMixes * kS; i += 32) {
-      BulkCopy(mixers_ + i * slice_, p_.fn + i * hidden_ + column0_, bytes, &s_.mixers_full);
+    for (int i = lane(); i < rows; i += 32) {
+      const int group = max(i / kS - kS, 0) / kept_, row = i + group * (kS - kept_) * kS;
+      BulkCopy(mixers_ + i * slice_, p_.fn + row * hidden_ + column0_, bytes, &s_.mixers_full);
     }
   }
 
@@ -393,20 +410,28 @@ class Boundary {
     }
   }
 
-  // The mixes of post and C, four a warp and 128 columns, to the first block.
+  // The mixes of post and C, a group of them and 128 columns a warp, to the first block.
   __device__ int LateWarps() const { return kWarps - column_warps_; }
-  __device__ void MakeLate() {
+  using Mixers = float4[kS];  // of a mix, of all streams
+  // What the warp's only group has in registers.
+  __device__ void LoadLast(Mixers& last) const {
+    const int i = warp() - column_warps_, mix = (1 + i % kGroups) * kS + kS - 1;
+    if (kept_ == kS || i >= kGroups * blocks_) return;
+    const float* const from =
+        p_.fn + mix * kS * hidden_ + column0_ + i / kGroups * 128 + lane() * 4;
+    for (int k = 0; k < kS; ++k) last[k] = *reinterpret_cast<const float4*>(from + k * hidden_);
+  }
+  __device__ void MakeLate(const Mixers& last) {
     NamedBarrier(kStreamsMade, kThreads);
     BarrierWait(&s_.mixers_full, 0);
-    constexpr int kGroups = kLate / kS;
 #pragma unroll 1
     for (int i = warp() - column_warps_; i < kGroups * blocks_; i += LateWarps()) {
-      MixGroup(i % kGroups, i / kGroups);
+      MixGroup(i % kGroups, i / kGroups, last);
     }
     const int token = kWarps - 1 - warp();
     if (rank_ == 0 && token < kTokens && Exists(token)) WriteState(token);
   }
-  __device__ void MixGroup(int group, int block) {
+  __device__ void MixGroup(int group, int block, const Mixers& last) {
     const int column = block * 128 + lane() * 4;
     float4 x[kTokens][kS];
     for (int t = 0; t < kTokens; ++t) {
@@ -416,7 +441,8 @@ class Boundary {
 #pragma unroll
     for (int m = 0; m < kS; ++m) {
       for (int k = 0; k < kS; ++k) {
-        const float4 mixer = Mixer((1 + group) * kS + m, k, column);
+        const bool is_last = kTokens == 1 && m == kS - 1 && kept_ < kS;
+        const float4 mixer = is_last ? last[k] : Mixer(kS + group * kept_ + m, k, column);
         for (int t = 0; t < kTokens; ++t) sums[t * kS + m] += Dot(mixer, x[t][k]);
       }
     }
@@ -449,7 +475,8 @@ class Boundary {
   const int64_t first_row_;
   Shared& s_;
   __nv_bfloat16* x_;  // [kTokens][4][slice], the new streams
-  float* mixers_;     // [kMixes][4][slice]
+  const int kept_;    // mixes of a late group in shared memory
+  float* mixers_;     // [SharedMixes][4][slice]
   float* sums_;       // Early, then Late
   const int column_warps_;
   // A column warp's token, its 128 columns of the block's, and where a lane's four begin.
