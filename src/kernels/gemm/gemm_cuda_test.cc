@@ -115,7 +115,7 @@ class GemmCudaTest : public CudaTest {
     Problem p = MakeWeights(c, 3);
     const auto x = RandomActivations<BFloat16>(kWholeStep * c.cols * c.groups, 4);
     const auto whole = Prefill(c, x, {0, kWholeStep}, p);
-    for (const TestStep& step : kTestSteps) {
+    for (const TestStep& step : TestSteps()) {
       const auto tokens = Prefill(c, x, step, p);
       for (int t = 0; t < step.num_tokens; ++t) {
         ASSERT_EQ(tokens[static_cast<size_t>(t)], whole[static_cast<size_t>(step.first + t)])
@@ -261,10 +261,12 @@ class GemmCudaTest : public CudaTest {
   }
 };
 
-constexpr int64_t kTokenCounts[] = {1, 7, 8, 9, 16, 17, 33, 64, 65, 128, 200, 300};
+std::vector<int64_t> TokenCounts() {
+  return Sweep<int64_t>({1, 7, 8, 9, 16, 17, 33, 64, 65, 128, 200, 300}, {1, 9, 17, 33, 65, 300});
+}
 
 TEST_F(GemmCudaTest, Fp8TimesFp8) {
-  for (const int64_t tokens : kTokenCounts) {
+  for (const int64_t tokens : TokenCounts()) {
     Check({{TileKind::kFp8, 128, 256}}, tokens);
     Check({{TileKind::kFp8, 192, 1024}}, tokens);  // an odd number of row tiles, split columns
   }
@@ -274,14 +276,14 @@ TEST_F(GemmCudaTest, Fp8TimesFp8) {
 }
 
 TEST_F(GemmCudaTest, Bf16TimesBf16) {
-  for (const int64_t tokens : kTokenCounts) {
+  for (const int64_t tokens : TokenCounts()) {
     Check({{TileKind::kBf16, 4, 256, 1, GemmOutput::kF32}}, tokens);
     Check({{TileKind::kBf16, 320, 1024, 1, GemmOutput::kF32}}, tokens);
   }
 }
 
 TEST_F(GemmCudaTest, FewRows) {
-  for (const int64_t tokens : {1, 9, 33, 128, 200}) {
+  for (const int64_t tokens : {1, 9, 32, 33, 128, 200}) {
     Check({{TileKind::kFp8, 192, 2048}}, tokens, /*few_rows=*/true);
     Check({{TileKind::kBf16, 320, 2048, 1, GemmOutput::kF32}}, tokens, /*few_rows=*/true);
     Check({{TileKind::kFp8AsBf16, 256, 2048, 2, GemmOutput::kFp8Tiles}}, tokens, /*few_rows=*/true);
@@ -289,10 +291,11 @@ TEST_F(GemmCudaTest, FewRows) {
 }
 
 TEST_F(GemmCudaTest, GroupsOfFp8TimesBf16) {
-  for (const int64_t tokens : kTokenCounts) {
+  for (const int64_t tokens : TokenCounts()) {
     Check({{TileKind::kFp8AsBf16, 256, 512, 2}}, tokens);
     Check({{TileKind::kFp8AsBf16, 512, 1024, 4, GemmOutput::kFp8Tiles}}, tokens);
   }
+  Check({{TileKind::kFp8AsBf16, 256, 384, 2}}, 3);  // an odd number of column blocks
 }
 
 TEST_F(GemmCudaTest, SeveralProductsInOneLaunch) {
@@ -308,7 +311,7 @@ TEST_F(GemmCudaTest, SeveralProductsInOneLaunch) {
 TEST_F(GemmCudaTest, NumberedWordsHoldTheBitsOfBf16) {
   const auto step = Upload(std::vector<uint32_t>{40}), begun = Poisoned(4);
   for (const int64_t rows : {64, 1024, 17024}) {
-    for (const int64_t tokens : {1, 3, 8}) {
+    for (const int64_t tokens : Sweep<int64_t>({1, 3, 8}, {3})) {
       const Case first{TileKind::kFp8, rows, 128}, second{TileKind::kFp8, 2240, 128};
       Problem a = Make(first, tokens, 3), b = Make(second, tokens, 13);
       CudaGemmParams params{.problems = {a.gemm, b.gemm}, .num_problems = 2, .num_tokens = tokens};
@@ -337,6 +340,34 @@ TEST_F(GemmCudaTest, PrefillGivesATokenTheSameBitsInEveryStep) {
   ExpectSameInEveryStep({TileKind::kFp8AsBf16, 512, 1024, 4, GemmOutput::kFp8Tiles});
 }
 
+// Of a step of a prompt, as they stand in the memory of another rank.
+TEST_F(GemmCudaTest, MirrorsHoldTheSame) {
+  constexpr int64_t kTokens = 140;
+  for (const Case& c : {Case{TileKind::kFp8, 256, 384},
+                        Case{TileKind::kFp8AsBf16, 256, 384, 2, GemmOutput::kFp8Tiles}}) {
+    const int64_t rows = PaddedTokens(kTokens, true), values = rows * c.rows * 2;
+    const int64_t bytes = values + rows * c.rows / 128 * 4;
+    Problem p = MakeWeights(c, 3);
+    SetActivations(c, RandomActivations<BFloat16>(kTokens * c.cols * c.groups, 4), kTokens, rows,
+                   p);
+    const auto run = [&](const Mirrors& mirrors) {
+      const auto y = Poisoned(2 * bytes);
+      p.gemm.y = y.data();
+      p.gemm.y_fp8 = {As<uint8_t>(y), reinterpret_cast<float*>(y.data() + values), rows / 8};
+      Launch({.problems = {p.gemm},
+              .num_problems = 1,
+              .num_tokens = kTokens,
+              .prefill = true,
+              .mirrors = mirrors},
+             *gpu_stream_);
+      return Download<uint8_t>(y);
+    };
+    const auto alone = run({}), both = run({1, {bytes}});
+    EXPECT_TRUE(std::equal(both.begin(), both.begin() + bytes, alone.begin()));
+    EXPECT_TRUE(std::equal(both.begin(), both.begin() + bytes, both.begin() + bytes));
+  }
+}
+
 TEST_F(GemmCudaTest, ARanksRowsHaveTheBitsOfTheWholeMatrix) {
   ExpectSameOnAnyNumberOfRanks({TileKind::kFp8, 512, 1024});
   ExpectSameOnAnyNumberOfRanks({TileKind::kFp8, 256, 4096});
@@ -349,17 +380,19 @@ TEST_F(GemmCudaTest, ARanksRowsHaveTheBitsOfTheWholeMatrix) {
 
 // Two, four and eight blocks share the columns, with four, two parts and one each.
 TEST_F(GemmCudaTest, BlocksWithSeveralPartsOfTheColumnsGiveTheBitsOfBlocksWithOne) {
-  ExpectSameOnAnyNumberOfRanks({TileKind::kFp8, 2560, 8192}, false, {1, 8});
+  ExpectSameOnAnyNumberOfRanks({TileKind::kFp8, 2560, 8192}, false, Sweep<int64_t>({1, 8}, {8}));
 }
 
 // A whole matrix has a block for two pairs of warpgroups, a rank's few rows one for each.
 TEST_F(GemmCudaTest, BlocksOfOnePairGiveTheBitsOfBlocksOfTwo) {
   ExpectSameOnAnyNumberOfRanks({TileKind::kFp8AsBf16, 5120, 2048, 4, GemmOutput::kFp8Tiles},
-                               /*few_rows=*/false, {1, 8, 9, 16, 17, 32});
+                               /*few_rows=*/false,
+                               Sweep<int64_t>({1, 8, 9, 16, 17, 32}, {8, 16, 32}));
 }
 
 TEST_F(GemmCudaTest, SumsOfColumnsAddUpToTheWholeMatrixs) {
-  for (const int64_t tokens : {1, 8, 9, 16}) {
+  ExpectSumOfColumns({TileKind::kFp8, 576, 4096, 1, GemmOutput::kF32}, 3, /*few_rows=*/true);
+  for (const int64_t tokens : Sweep<int64_t>({1, 8, 9, 16}, {8, 16})) {
     const Case c{TileKind::kFp8, 576, 8192, 1, GemmOutput::kF32};
     ExpectSumOfColumns(c, tokens, /*few_rows=*/false);
     ExpectSumOfColumns(c, tokens, /*few_rows=*/true);
@@ -371,7 +404,7 @@ TEST_F(GemmCudaTest, OutputProductsOfOneTokenOnARankGiveTheBitsOfAnyTokens) {
   constexpr int64_t kRows = 4096, kOutputs = 576, kPadded = 8;
   const Problem first = Make({TileKind::kFp8AsBf16, kRows, 4096, 4, GemmOutput::kFp8Tiles}, 1, 5);
   const Problem second = Make({TileKind::kFp8, kOutputs, 8192, 1, GemmOutput::kF32}, 1, 7);
-  for (const int64_t rows : {kRows, kRows / 2}) {
+  for (const int64_t rows : Sweep<int64_t>({kRows, kRows / 2}, {kRows / 2})) {
     GemmProblem grouped = first.gemm, output = second.gemm;
     grouped.w.rows = rows;
     grouped.groups = static_cast<int>(4 * rows / kRows);
@@ -395,7 +428,7 @@ TEST_F(GemmCudaTest, OutputProductsOfOneTokenOnARankGiveTheBitsOfAnyTokens) {
 
 // Tiles of 256 tokens by 128 rows, and what is left of them.
 TEST_F(GemmCudaTest, ManyTokens) {
-  for (const int64_t tokens : {512, 513, 700}) {
+  for (const int64_t tokens : Sweep<int64_t>({512, 513, 700}, {513})) {
     Check({{TileKind::kFp8, 192, 640}, {TileKind::kFp8, 1280, 256}}, tokens);
     Check({{TileKind::kBf16, 4, 256, 1, GemmOutput::kF32},
            {TileKind::kBf16, 320, 704, 1, GemmOutput::kF32},

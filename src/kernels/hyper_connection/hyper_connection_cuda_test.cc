@@ -202,14 +202,14 @@ class HyperConnectionCudaTest : public CudaTest {
 // Two boundaries, experts between them, and the head, of some of the tokens of a whole step.
 class PrefillBoundaryCudaTest : public HyperConnectionCudaTest {
  protected:
-  static constexpr int kChosen = 6;
+  static constexpr int kMostChosen = 8;
 
   void SetUp() override {
     HyperConnectionCudaTest::SetUp();
     if (gpu_ == nullptr) return;
     const int64_t values = kWholeStep * hidden_;
     streams_ = RandomActivations<BFloat16>(4 * values, 1);
-    gpu_pairs_ = Upload(RandomActivations<BFloat16>((1 + kChosen) * values, 2));
+    gpu_pairs_ = Upload(RandomActivations<BFloat16>((1 + kMostChosen) * values, 2));
     for (const int mixes : {24, 24, 4}) {
       const Mixer m = RandomMixer(mixes, hidden_, 10 + static_cast<uint32_t>(mixers_.size()));
       mixers_.push_back({Upload(m.fn.data), Upload(m.scale), Upload(m.base), Upload(m.norm)});
@@ -217,7 +217,7 @@ class PrefillBoundaryCudaTest : public HyperConnectionCudaTest {
   }
 
   // Each token's streams, input and its FP8 codes, gates, and input of the head.
-  std::vector<std::vector<uint8_t>> Run(const TestStep& step) {
+  std::vector<std::vector<uint8_t>> Run(const TestStep& step, int num_chosen) {
     const int64_t tokens = step.num_tokens, rows = (tokens + 7) / 8 * 8;
     const auto begin = streams_.begin() + step.first * 4 * hidden_;
     const auto streams = Upload(std::vector<BFloat16>(begin, begin + tokens * 4 * hidden_));
@@ -230,7 +230,7 @@ class PrefillBoundaryCudaTest : public HyperConnectionCudaTest {
     std::vector<int32_t> pair_of, all;
     for (int t = 0; t < tokens; ++t) {
       all.push_back(t);
-      for (int k = 1; k <= kChosen; ++k) pair_of.push_back(kWholeStep * k + t);
+      for (int k = 1; k <= num_chosen; ++k) pair_of.push_back(kWholeStep * k + t);
     }
     const auto gpu_pair_of = Upload(pair_of), rows_of_head = Upload(all);
     const auto boundary = [&](const Weights& w) {
@@ -249,7 +249,7 @@ class PrefillBoundaryCudaTest : public HyperConnectionCudaTest {
     };
     // Row `first` of each part is the step's first token.
     const SublayerOutput output{As<const __nv_bfloat16>(gpu_pairs_) + step.first * hidden_,
-                                As<const int32_t>(gpu_pair_of), kChosen};
+                                As<const int32_t>(gpu_pair_of), num_chosen};
     std::vector<std::vector<uint8_t>> out(static_cast<size_t>(tokens));
     const auto append = [&](const device::Buffer& buffer, int64_t bytes) {
       const auto all_bytes = Download<uint8_t>(buffer);
@@ -295,19 +295,21 @@ class PrefillBoundaryCudaTest : public HyperConnectionCudaTest {
   struct Weights {
     device::Buffer fn, scale, base, norm;
   };
-  const int64_t hidden_ = 2048;
+  const int64_t hidden_ = kIsRacecheck ? 256 : 2048;
   std::vector<BFloat16> streams_;
   std::vector<Weights> mixers_;
   device::Buffer gpu_pairs_;
 };
 
 TEST_F(PrefillBoundaryCudaTest, GivesATokenTheSameBitsInEveryStep) {
-  const auto whole = Run({0, kWholeStep});
-  for (const TestStep& step : kTestSteps) {
-    const auto tokens = Run(step);
-    for (int t = 0; t < step.num_tokens; ++t) {
-      ASSERT_EQ(tokens[static_cast<size_t>(t)], whole[static_cast<size_t>(step.first + t)])
-          << "token " << t << " of " << step.num_tokens;
+  for (const int num_chosen : {6}) {
+    const auto whole = Run({0, kWholeStep}, num_chosen);
+    for (const TestStep& step : TestSteps()) {
+      const auto tokens = Run(step, num_chosen);
+      for (int t = 0; t < step.num_tokens; ++t) {
+        ASSERT_EQ(tokens[static_cast<size_t>(t)], whole[static_cast<size_t>(step.first + t)])
+            << "token " << t << " of " << step.num_tokens << ", " << num_chosen << " experts";
+      }
     }
   }
 }
@@ -321,14 +323,12 @@ TEST_F(HyperConnectionCudaTest, BoundariesOfFewTokensMatchTheCpu) {
 
 // Clusters of 14 and 16 blocks.
 TEST_F(HyperConnectionCudaTest, WideBoundariesOfFewTokensMatchTheCpu) {
-  Check(3, 4096, true);
-  Check(5, 7168, false);
-  Check(11, 4096, false);
-  Check(12, 7168, true);
+  for (const int64_t tokens : Sweep<int64_t>({3, 11}, {1, 7})) Check(tokens, 4096, tokens <= 3);
+  for (const int64_t tokens : Sweep<int64_t>({5, 12}, {1})) Check(tokens, 7168, tokens > 5);
 }
 
 TEST_F(HyperConnectionCudaTest, BoundariesOfManyTokensMatchTheCpu) {
-  for (const int64_t tokens : {17, 67, 256, 300}) {
+  for (const int64_t tokens : Sweep<int64_t>({17, 67, 256, 300}, {67, 300})) {
     Check(tokens, 256, false);
     Check(tokens, 1024, true);
   }

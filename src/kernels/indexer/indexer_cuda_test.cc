@@ -134,7 +134,7 @@ class IndexSelectCudaTest : public CudaTest {
     }
     EXPECT_LE(exchanged * 100, chosen) << exchanged << " of " << chosen;
     if (max_entries > shape.topk && tokens + padding <= kMaxNumberedTokens &&
-        AwaitsWords(tokens + padding, heads, max_entries)) {
+        AwaitsWords(tokens + padding, heads, max_entries) && (!kIsRacecheck || tokens < 3)) {
       ExpectSameBesideProducts(p, selected);
     }
     for (int t = tokens; t < tokens + padding; ++t) {
@@ -175,7 +175,7 @@ class IndexSelectCudaTest : public CudaTest {
     products.problems[0].y = words.data();
     products.number = p.q_number = {As<uint32_t>(number), 1, As<uint32_t>(begun)};
     p.q = nullptr, p.q_words = As<const uint2>(words);
-    for (int step = 0; step < 3; ++step) {
+    for (int step = 0; step < (kIsRacecheck ? 1 : 3); ++step) {
       Launch(CudaRopeAnglesParams{.positions = p.batch.positions,
                                   .num_tokens = p.batch.num_tokens,
                                   .frequencies_plain = As<float>(frequencies),
@@ -238,7 +238,8 @@ class IndexSelectCudaTest : public CudaTest {
 // Steps of a prompt: few tokens are selected for by other kernels than many.
 class IndexStepsCudaTest : public IndexSelectCudaTest {
  protected:
-  static constexpr int kBefore = 7000, kHeads = 64, kTopk = 512, kTotal = kBefore + kWholeStep;
+  static constexpr int kBefore = kIsRacecheck ? 2600 : 7000, kHeads = 64, kTopk = 512,
+                       kTotal = kBefore + kWholeStep;
 
   void SetUp() override {
     IndexSelectCudaTest::SetUp();
@@ -298,7 +299,7 @@ TEST_F(IndexStepsCudaTest, ATokenSelectsTheSameInEveryStep) {
              batch_.num_blocks(), dtype, false);
     const auto gpu_pool = Upload(pool);
     const auto whole = Run(dtype, gpu_pool, {0, kWholeStep});
-    for (const TestStep& step : kTestSteps) {
+    for (const TestStep& step : TestSteps()) {
       const auto part = Run(dtype, gpu_pool, step);
       EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + step.first * kTopk))
           << step.num_tokens << " tokens";
@@ -336,6 +337,7 @@ TEST_F(IndexSelectCudaTest, PrefillMatchesTheCpu) {
 TEST_F(IndexSelectCudaTest, FewHeadsMatchTheCpu) {
   Run({4, 128, IndexKeyDType::kFp4, {{0, 600}, {511, 30}}});
   Run({4, 128, IndexKeyDType::kFp4, {{900, 1}, {600, 1}, {512, 1}}});
+  Run({4, 128, IndexKeyDType::kFp8, {{600, 30}}});
 }
 
 TEST_F(IndexSelectCudaTest, EqualScoresGoToTheLowerEntry) {
