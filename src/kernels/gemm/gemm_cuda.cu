@@ -2,6 +2,7 @@
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/gemm_large.h"
 #include "kernels/gemm/gemm_stream_cuda.h"
+#include "kernels/gemm/input_alone_cuda.h"
 
 namespace fathom::kernels {
 namespace {
@@ -36,6 +37,7 @@ void Launch(const CudaGemmParams& params, device::Stream& stream) {
   Check(params);
   for (int i = 0; i < params.num_problems; ++i) CHECK(params.problems[i].w.is_whole());
   if (IsLarge(params)) return LaunchLarge(params, stream);
+  if (AreInputAlone(params)) return LaunchInputAlone(params, stream);
   LaunchGemmStream(params, stream);
 }
 

@@ -333,6 +333,19 @@ TEST_F(GemmCudaTest, NumberedWordsHoldTheBitsOfBf16) {
   }
 }
 
+// As the input products of a decode step. Of one token blocks hold all of their weights, and the
+// last case has more than there is room for at once.
+TEST_F(GemmCudaTest, SeveralProductsOfLongColumns) {
+  const Case narrow{TileKind::kBf16, 64, 4096},
+      wide{TileKind::kBf16, 256, 4096, 1, GemmOutput::kF32};
+  for (const int64_t tokens : Sweep<int64_t>({1, 2, 8}, {1})) {
+    Check({{TileKind::kFp8, 256, 4096}, {TileKind::kFp8, 128, 4096}}, tokens);
+    Check({{TileKind::kFp8, 256, 4096}, wide, wide, narrow}, tokens);
+  }
+  const Case widest{TileKind::kBf16, 1536, 4096, 1, GemmOutput::kF32};
+  Check({{TileKind::kFp8, 1024, 4096}, {TileKind::kFp8, 512, 4096}, widest, widest, narrow}, 1);
+}
+
 TEST_F(GemmCudaTest, PrefillGivesATokenTheSameBitsInEveryStep) {
   ExpectSameInEveryStep({TileKind::kFp8, 576, 4096});
   ExpectSameInEveryStep({TileKind::kBf16, 320, 4096, 1, GemmOutput::kF32});

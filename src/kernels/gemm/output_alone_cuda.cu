@@ -25,11 +25,8 @@ __device__ int warp() { return static_cast<int>(threadIdx.x / 32); }
 // Eight column blocks of one row tile, and one token's activations of them.
 template <int kXBytes>
 struct Shared {
-  // B of wgmma without swizzle, whose eight rows are 16 bytes apart: the token is the first one,
-  // and what the others hold, its next chunks, gives sums that nobody reads.
-  static constexpr int kBehind = 7 * 16;
   alignas(1024) std::byte weights[kBlocks][kWeightTileBytes];
-  alignas(128) std::byte x[kBlocks * kXBytes + kBehind];
+  alignas(128) std::byte x[kBlocks * kXBytes + kBehindToken];
   uint64_t landed[kBlocks];
 
   // Column blocks `step` bytes apart. Other threads may wait for them when the block has met.
@@ -48,8 +45,7 @@ struct Shared {
   __device__ uint64_t Activations() const {
     FenceSharedForWgmma();
     __syncthreads();
-    const uint32_t address = __shfl_sync(0xffffffffu, SharedAddress(x), 0);
-    return static_cast<uint64_t>((address & 0x3ffff) >> 4) | (1ull << 16) | (8ull << 32);
+    return TokenDescriptor(x);
   }
 };
 

@@ -20,6 +20,15 @@ __device__ __forceinline__ void ReadyRegisters(float (&values)[kCount]) {
   for (float& value : values) asm volatile("" : "+f"(value)::"memory");
 }
 
+// B of one token without swizzle, 16 bytes next to each other in K next to each other in memory. Of
+// its eight rows, 16 bytes apart, the token is the first one; what the others hold, the token's
+// next chunks and kBehindToken bytes behind its last one, gives sums that nobody reads.
+inline constexpr int kBehindToken = 7 * 16;
+__device__ __forceinline__ uint64_t TokenDescriptor(const void* x) {
+  const uint32_t address = __shfl_sync(0xffffffffu, SharedAddress(x), 0);
+  return static_cast<uint64_t>((address & 0x3ffff) >> 4) | (1ull << 16) | (8ull << 32);
+}
+
 // FP8 codes on both sides. weight_scales: of each block, kApart apart; x_scales [kBlocks][kN].
 template <int kN, int kBlocks, int kApart = 2>
 __device__ __forceinline__ void MultiplyFp8(const std::byte* weights, const std::byte* x,
