@@ -17,6 +17,7 @@
 #include "kernels/embedding/embedding_cuda.h"
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/output_alone_cuda.h"
+#include "kernels/gemm/output_batch_cuda.h"
 #include "kernels/indexer/indexer_cuda.h"
 #include "kernels/moe_route/moe_route_cuda.h"
 #include "kernels/rope/rope.h"
@@ -508,6 +509,13 @@ class CudaModel final : public DeepSeekV4 {
     }
     if (adds && tokens == 1 && kernels::HaveAloneProducts(part.wo_a, part.wo_b)) {
       return AloneOutputProducts(step, first.problems[0], second.problems[0]);
+    }
+    if (adds && kernels::HaveBatchProducts(part.wo_a, part.wo_b, tokens)) {
+      Enqueue(step, "grouped output product",
+              kernels::CudaGroupedBatchParams{first.problems[0], tokens});
+      return Enqueue(
+          step, "output product",
+          kernels::CudaSumsBatchParams{second.problems[0], tokens, ranks_.BeginSums(step)});
     }
     if (part.wo_a.rows > 0) Enqueue(step, "grouped output product", first);
     ranks_.CompleteGroups(step, layer_, grouped);

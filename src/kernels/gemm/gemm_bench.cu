@@ -11,6 +11,7 @@
 #include "kernels/cuda_bench.cuh"
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/output_alone_cuda.h"
+#include "kernels/gemm/output_batch_cuda.h"
 #include "kernels/launch.cuh"
 
 namespace fathom::kernels {
@@ -122,43 +123,53 @@ class Bench {
     std::printf("\n");
   }
 
-  // Both output products of a rank, of one token: as of any number of tokens, and alone.
-  void RunOutputs(int ranks) {
+  // Both output products of a rank, and with resident weights.
+  void RunOutputs(int ranks, int num_tokens) {
     struct Layer {
       GemmProblem grouped, sums;
     };
     bench_.Free(3);
     std::vector<Layer> layers(kMaxLayers);
-    const int64_t rows = 8192 / ranks;
+    const int64_t rows = 8192 / ranks, groups = PaddedTokens(num_tokens) / 8;
     const auto scales = [&](int64_t count) { return reinterpret_cast<uint8_t*>(Memory(count)); };
     for (auto& [grouped, sums] : layers) {
       grouped.w = {TileKind::kFp8AsBf16, rows, 4096, Memory(rows * 4096),
                    scales(rows * 4096 >> 14)};
       grouped.groups = 8 / ranks;
-      grouped.x_bf16 = {reinterpret_cast<__nv_bfloat16*>(x_), 1};
+      grouped.x_bf16 = {reinterpret_cast<__nv_bfloat16*>(x_), groups};
       grouped.output = GemmOutput::kFp8Tiles;
-      sums.x_fp8 =
-          grouped.y_fp8 = {reinterpret_cast<uint8_t*>(y_), reinterpret_cast<float*>(scales_), 1};
+      sums.x_fp8 = grouped.y_fp8 = {reinterpret_cast<uint8_t*>(y_),
+                                    reinterpret_cast<float*>(scales_), groups};
       sums.w = {TileKind::kFp8, 4096, rows, Memory(4096 * 8192), scales(4096 * 8192 >> 14), 8192};
       sums.output = GemmOutput::kF32;
       sums.y = y_ + (1 << 20), sums.y_stride = 4096;
     }
     auto* const parts = reinterpret_cast<float*>(y_ + (2 << 20));
-    const auto time = [&](bool idle, bool alone) {
+    const auto launch = [&](const Layer& layer, bool resident) {
+      const auto& [grouped, sums] = layer;
+      if (!resident) {
+        Launch({.problems = {grouped}, .num_problems = 1, .num_tokens = num_tokens},
+               bench_.stream());
+        Launch(
+            CudaColumnSumsParams{{.problems = {sums}, .num_problems = 1, .num_tokens = num_tokens},
+                                 {}},
+            bench_.stream());
+      } else if (num_tokens == 1) {
+        Launch(CudaGroupedAloneParams{grouped, parts}, bench_.stream());
+        Launch(CudaSumsAloneParams{sums, parts, {}}, bench_.stream());
+      } else {
+        Launch(CudaGroupedBatchParams{grouped, num_tokens}, bench_.stream());
+        Launch(CudaSumsBatchParams{sums, num_tokens, {}}, bench_.stream());
+      }
+    };
+    const auto time = [&](bool idle, bool resident) {
       return bench_.Time(kMaxLayers, [&](int i) {
         if (idle) LaunchKernel(IdleKernel, 1, 32, 0, bench_.stream());
-        const auto& [grouped, sums] = layers[static_cast<size_t>(i)];
-        if (alone) {
-          Launch(CudaGroupedAloneParams{grouped, parts}, bench_.stream());
-          return Launch(CudaSumsAloneParams{sums, parts, {}}, bench_.stream());
-        }
-        Launch({.problems = {grouped}, .num_problems = 1, .num_tokens = 1}, bench_.stream());
-        Launch(CudaColumnSumsParams{{.problems = {sums}, .num_problems = 1, .num_tokens = 1}, {}},
-               bench_.stream());
+        launch(layers[static_cast<size_t>(i)], resident);
       });
     };
-    std::printf("both outputs 1/%d, 1 token: %5.1f %5.1f  alone %5.1f %5.1f\n", ranks,
-                time(false, false), time(true, false) - idle_, time(false, true),
+    std::printf("both outputs 1/%d, %2d tokens: %5.1f %5.1f  resident %5.1f %5.1f\n", ranks,
+                num_tokens, time(false, false), time(true, false) - idle_, time(false, true),
                 time(true, true) - idle_);
   }
 
@@ -195,7 +206,7 @@ void Main(int argc, char** argv) {
   if (tokens.empty()) tokens = {1, 8, 32, 64, 128, 256};
   Bench bench;
   bench.MeasureIdle();
-  for (const int ranks : {2, 4}) bench.RunOutputs(ranks);
+  bench.RunOutputs(2, 1), bench.RunOutputs(4, 1), bench.RunOutputs(4, 12);
   for (const int ranks : {1, 2, 4}) {
     for (const Product& product : kProducts) {
       if (ranks > 1 && !product.is_split) continue;

@@ -7,6 +7,7 @@
 
 #include "kernels/cuda_testing.h"
 #include "kernels/gemm/output_alone_cuda.h"
+#include "kernels/gemm/output_batch_cuda.h"
 
 namespace fathom::kernels {
 namespace {
@@ -211,6 +212,43 @@ class GemmCudaTest : public CudaTest {
     }
   }
 
+  // Both output products, of which a rank has so many rows, and columns: of 8,192.
+  void ExpectSameWhenResident(int64_t rows, int64_t tokens) {
+    constexpr int64_t kOutputs = 576;
+    const Problem first =
+        Make({TileKind::kFp8AsBf16, rows, 4096, 4, GemmOutput::kFp8Tiles}, tokens, 5);
+    const Problem second = Make({TileKind::kFp8, kOutputs, 8192, 1, GemmOutput::kF32}, tokens, 7);
+    GemmProblem grouped = first.gemm, sums = second.gemm;
+    sums.w.cols = rows;
+    sums.w.matrix_cols = 8192;
+    const bool is_batch = HaveBatchProducts(grouped.w, sums.w, tokens);
+    ASSERT_TRUE(HaveAloneProducts(grouped.w, sums.w));
+    if (!is_batch && tokens > 1) return;  // there is no kernel
+    const int64_t padded = PaddedTokens(tokens);
+    const auto run = [&](bool resident) {
+      const device::Buffer codes = Poisoned(padded * rows), y = Poisoned(tokens * kOutputs * 4);
+      const device::Buffer scales = Poisoned(rows / 128 * padded * 4);
+      const device::Buffer parts = Poisoned(kGroupedParts * rows * 4);
+      grouped.y_fp8 = sums.x_fp8 = {As<uint8_t>(codes), As<float>(scales), padded / 8};
+      sums.y = y.data();
+      if (!resident) {
+        Launch({.problems = {grouped}, .num_problems = 1, .num_tokens = tokens}, *gpu_stream_);
+        Launch(
+            CudaColumnSumsParams{{.problems = {sums}, .num_problems = 1, .num_tokens = tokens}, {}},
+            *gpu_stream_);
+      } else if (is_batch) {
+        const auto count = static_cast<int>(tokens);
+        Launch(CudaGroupedBatchParams{grouped, count}, *gpu_stream_);
+        Launch(CudaSumsBatchParams{sums, count, {}}, *gpu_stream_);
+      } else {
+        Launch(CudaGroupedAloneParams{grouped, As<float>(parts)}, *gpu_stream_);
+        Launch(CudaSumsAloneParams{sums, As<float>(parts), {}}, *gpu_stream_);
+      }
+      return Download<uint32_t>(y);
+    };
+    EXPECT_TRUE(run(true) == run(false)) << rows << " rows, " << tokens << " tokens";
+  }
+
   void Expect(const Case& c, Problem& p, int64_t tokens) {
     const auto bytes = Download<uint8_t>(p.y);
     const auto scales = Download<float>(p.y_scales);
@@ -403,39 +441,21 @@ TEST_F(GemmCudaTest, BlocksOfOnePairGiveTheBitsOfBlocksOfTwo) {
                                Sweep<int64_t>({1, 8, 9, 16, 17, 32}, {8, 16, 32}));
 }
 
+// Half and a quarter of both output products: output_alone_cuda.h's kernels, output_batch_cuda.h's.
+TEST_F(GemmCudaTest, ResidentOutputProductsGiveTheBitsOfOthers) {
+  for (const int64_t tokens : Sweep<int64_t>({1, 9, 12, 16}, {1, 12})) {
+    for (const int64_t rows : Sweep<int64_t>({4096, 2048}, {2048})) {
+      ExpectSameWhenResident(rows, tokens);
+    }
+  }
+}
+
 TEST_F(GemmCudaTest, SumsOfColumnsAddUpToTheWholeMatrixs) {
   ExpectSumOfColumns({TileKind::kFp8, 576, 4096, 1, GemmOutput::kF32}, 3, /*few_rows=*/true);
   for (const int64_t tokens : Sweep<int64_t>({1, 8, 9, 16}, {8, 16})) {
     const Case c{TileKind::kFp8, 576, 8192, 1, GemmOutput::kF32};
     ExpectSumOfColumns(c, tokens, /*few_rows=*/false);
     ExpectSumOfColumns(c, tokens, /*few_rows=*/true);
-  }
-}
-
-// Half and a quarter of both output products, without FP8 between them in memory.
-TEST_F(GemmCudaTest, OutputProductsOfOneTokenOnARankGiveTheBitsOfAnyTokens) {
-  constexpr int64_t kRows = 4096, kOutputs = 576, kPadded = 8;
-  const Problem first = Make({TileKind::kFp8AsBf16, kRows, 4096, 4, GemmOutput::kFp8Tiles}, 1, 5);
-  const Problem second = Make({TileKind::kFp8, kOutputs, 8192, 1, GemmOutput::kF32}, 1, 7);
-  for (const int64_t rows : Sweep<int64_t>({kRows, kRows / 2}, {kRows / 2})) {
-    GemmProblem grouped = first.gemm, output = second.gemm;
-    grouped.w.rows = rows;
-    grouped.groups = static_cast<int>(4 * rows / kRows);
-    output.w.cols = rows;
-    output.w.matrix_cols = 8192;
-    const device::Buffer codes = Poisoned(kPadded * rows), scales = Poisoned(rows / 128 * 8 * 4);
-    grouped.y_fp8 = output.x_fp8 = {As<uint8_t>(codes), As<float>(scales), 1};
-    const device::Buffer expected = Poisoned(kOutputs * 4), y = Poisoned(kOutputs * 4);
-    output.y = expected.data();
-    Launch({.problems = {grouped}, .num_problems = 1, .num_tokens = 1}, *gpu_stream_);
-    Launch(CudaColumnSumsParams{{.problems = {output}, .num_problems = 1, .num_tokens = 1}, {}},
-           *gpu_stream_);
-    output.y = y.data();
-    const device::Buffer parts = Poisoned(kGroupedParts * rows * 4);
-    ASSERT_TRUE(HaveAloneProducts(grouped.w, output.w));
-    Launch(CudaGroupedAloneParams{grouped, As<float>(parts)}, *gpu_stream_);
-    Launch(CudaSumsAloneParams{output, As<float>(parts), {}}, *gpu_stream_);
-    EXPECT_TRUE(Download<uint32_t>(y) == Download<uint32_t>(expected)) << rows;
   }
 }
 

@@ -1,67 +1,47 @@
+#include <algorithm>
+
 #include "base/check.h"
 #include "kernels/collective/packets.cuh"
 #include "kernels/gemm/output_alone_cuda.h"
-#include "kernels/gemm/stream_products.cuh"
+#include "kernels/gemm/resident_weights.cuh"
 #include "kernels/launch.cuh"
-#include "kernels/quantize/quantize.cuh"
-#include "kernels/sm90.cuh"
 
 namespace fathom::kernels {
 namespace {
 
-constexpr int kThreads = 128;  // a warpgroup
+constexpr int kThreads = kResidentThreads, kBlocks = kResidentBlocks;
 constexpr int kWarps = kThreads / 32;
-constexpr int kBlocks = 8;  // column blocks of a block, a part of the columns in both products
-constexpr int kWeightTileBytes = TileMatrixBytes(TileKind::kFp8);  // as of kFp8AsBf16
-constexpr int kGroupedBlocks = kGroupedParts * kBlocks;            // of a row
 constexpr int kMatrixParts = 8;  // of the columns of the second product's whole matrix
-// Of the blocks of weights that are widened, those that can be before there are activations: as
-// many as there are registers for with three blocks a multiprocessor.
-constexpr int kAhead = 4;
+constexpr int kMultiprocessors = 132;
 
 __device__ int lane() { return static_cast<int>(threadIdx.x % 32); }
 __device__ int warp() { return static_cast<int>(threadIdx.x / 32); }
 
-// Eight column blocks of one row tile, and one token's activations of them.
-template <int kXBytes>
-struct Shared {
-  alignas(1024) std::byte weights[kBlocks][kWeightTileBytes];
-  alignas(128) std::byte x[kBlocks * kXBytes + kBehindToken];
-  uint64_t landed[kBlocks];
-
-  // Column blocks `step` bytes apart. Other threads may wait for them when the block has met.
-  __device__ void Fetch(const std::byte* from, int64_t step) {
-    if (threadIdx.x != 0) return;
-    for (uint64_t& barrier : landed) BarrierInit(&barrier, 1);
-    BarrierInitFence();
-    const uint64_t policy = EvictFirst();
-    for (int i = 0; i < kBlocks; ++i, from += step) {
-      BarrierExpectBytes(&landed[i], kWeightTileBytes);
-      BulkCopyTo(SharedAddress(weights[i]), from, kWeightTileBytes, &landed[i], policy);
-    }
-  }
-
-  // Of x, written by all threads. Chunks of 16 bytes next to each other in K are so in memory, too.
-  __device__ uint64_t Activations() const {
-    FenceSharedForWgmma();
-    __syncthreads();
-    return TokenDescriptor(x);
-  }
+struct GroupedShared : WeightPlaces<kBlocks> {
+  alignas(128) std::byte x[kBlocks * 256 + kBehindToken];
 };
 
-// Part p has every other column block of half p / 2, as one of two pairs of warpgroups has them
-// (weight_stream.cuh).
-__global__ void __launch_bounds__(kThreads, 3)
+// A block has a row tile and a part of the columns. Of its column blocks kAhead are widened before
+// there are activations.
+template <int kAhead>
+__global__ void __launch_bounds__(kThreads, kAhead == 4 ? 3 : 2)
     GroupedAloneKernel(const __grid_constant__ CudaGroupedAloneParams params) {
+  constexpr int kOnTheirWay = 3;  // so that what attention reads does not queue behind more
   extern __shared__ __align__(1024) std::byte memory[];
-  auto& s = *reinterpret_cast<Shared<256>*>(memory);
+  auto& s = *reinterpret_cast<GroupedShared*>(memory);
   const GemmProblem& p = params.product;
   const auto thread = static_cast<int>(threadIdx.x);
   const int tile = static_cast<int>(blockIdx.x) / kGroupedParts;
-  const int part = static_cast<int>(blockIdx.x) % kGroupedParts;
-  const int first = part / 2 * (2 * kBlocks) + part % 2;
-  s.Fetch(p.w.tiles + int64_t{tile * kGroupedBlocks + first} * kWeightTileBytes,
-          2 * kWeightTileBytes);
+  const int part = static_cast<int>(blockIdx.x) % kGroupedParts, first = FirstBlockOfPart(part);
+  const auto* const weights = p.w.tiles + int64_t{tile * kGroupedBlocks + first} * kWeightTileBytes;
+  const auto fetch = [&](int i) { s.Fetch(i, weights + i * (2 * kWeightTileBytes)); };
+  AllowSuccessor();
+  if (warp() == 0) {
+    s.InitLanded();
+    BarrierInitFence();
+    __syncwarp();
+    if (lane() < kOnTheirWay) fetch(lane());
+  }
   const uint8_t* const scales = p.w.scales + tile / 2 * kGroupedBlocks + first;
   __nv_bfloat162 scale[kBlocks];
 #pragma unroll
@@ -73,16 +53,20 @@ __global__ void __launch_bounds__(kThreads, 3)
   const auto* const x =
       reinterpret_cast<const std::byte*>(p.x_bf16.values) + x_tile * kTileBytes + thread % 8 * 16;
   __syncthreads();
-  AllowSuccessor();
   uint32_t a[kAhead][8][4];
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    BarrierWait(&s.landed[i], 0);
-    WidenTile(s.weights[i], scale[i], a[i]);
+  for (int i = 0; i < kBlocks; ++i) {
+    if (i >= kAhead && i + kOnTheirWay >= kBlocks) break;
+    if (i < kAhead || warp() == 0) BarrierWait(&s.landed[i], 0);
+    if (i + kOnTheirWay < kBlocks && thread == 0) fetch(i + kOnTheirWay);
+    __syncwarp();
+    if (i < kAhead) WidenTile(s.weights[i], scale[i], a[i]);
   }
   WaitForPredecessor();
   StoreShared(SharedAddress(s.x) + thread * 16, __ldcg(reinterpret_cast<const uint4*>(x)));
-  const uint64_t b = s.Activations();
+  FenceSharedForWgmma();
+  __syncthreads();
+  const uint64_t b = TokenDescriptor(s.x);
   float d[4] = {};
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) {
@@ -107,113 +91,178 @@ __global__ void __launch_bounds__(kThreads, 3)
   y[8] = d[2];
 }
 
-struct SumsShared : Shared<128> {
-  float x_scales[kBlocks];
-  alignas(16) float inbox[kMatrixParts / 2][kTileMatrixRows];
+// Of the second product, for a block that has kParts parts of the columns. Two parts come through
+// fewer places, which leave room for a block of the boundary beside.
+template <int kParts>
+inline constexpr int kPlacesOf = std::min(kParts * kBlocks, 14);
+template <int kParts>
+struct SumsShared : WeightPlaces<kPlacesOf<kParts>> {
+  alignas(128) std::byte x[kParts * kBlocks * 128 + kBehindToken];
+  float x_scales[kParts * kBlocks];
+  alignas(16) float inbox[2][kTileMatrixRows];
+  uint64_t empty[kPlacesOf<kParts>];
   uint64_t inbox_full;
 };
 
-__device__ float2 Add(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
-__device__ float4 Add(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+// A cluster of two blocks has a row tile, each half of the rank's columns; the first one adds up
+// their sums.
+template <int kParts>
+class SumsAlone {
+ public:
+  using Shared = SumsShared<kParts>;
 
-// The first product's output as FP8 codes, two column blocks a warp.
-__device__ void MakeActivations(const CudaSumsAloneParams& params, int part, SumsShared& s) {
-  constexpr int kEach = kBlocks / kWarps;
-  const int64_t columns = params.product.w.cols;
-  float4 parts[kEach][kGroupedParts];
+  __device__ SumsAlone(const CudaSumsAloneParams& params, Shared& shared)
+      : params_(params),
+        p_(params.product),
+        s_(shared),
+        rank_(static_cast<int>(ClusterRank())),
+        tile_(static_cast<int>(blockIdx.x) / 2),
+        row_blocks_(static_cast<int>(p_.w.matrix_col_blocks())) {}
+
+  // The last warp.
+  __device__ void FetchWeights() {
+    const std::byte* const from =
+        p_.w.tiles + int64_t{tile_ * row_blocks_ + rank_ * kTiles} * kWeightTileBytes;
+    s_.InitLanded();
+    if (lane() < kPlaces) BarrierInit(&s_.empty[lane()], kWarps * kWarpArrivals);
+    if (lane() == 0) BarrierInit(&s_.inbox_full, 1);
+    BarrierInitFence();
+    __syncwarp();
+    if (lane() == 0) BarrierExpectBytes(&s_.inbox_full, sizeof(s_.inbox));
+    if (lane() < kOnTheirWay) s_.Fetch(lane(), from + lane() * kWeightTileBytes);
+    Meet();
+    for (int i = kOnTheirWay; i < kTiles; ++i) {
+      Await(s_.landed, i - kOnTheirWay);
+      if (i >= kPlaces) Await(s_.empty, i - kPlaces);
+      if (lane() == 0) s_.Fetch(i % kPlaces, from + i * kWeightTileBytes);
+    }
+    ClusterWait();
+  }
+
+  // The others.
+  __device__ void Multiply() {
+    const uint8_t* const scales = p_.w.scales + tile_ / 2 * row_blocks_ + rank_ * kTiles;
+    float scale[kTiles];
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const int column = (part * kBlocks + warp() * kEach + i) * 128 + lane() * 4;
+    for (int i = 0; i < kTiles; ++i) scale[i] = Ue8m0Value(scales[i]);
+    const PeerView& peers = params_.exchange.peers;
+    const uint64_t number = peers.size == 1 ? 0 : ExchangeNumber(params_.exchange);
+    Meet();
+    WaitForPredecessor();
+    MakeActivations();
+    FenceSharedForWgmma();
+    NamedBarrier(1, kThreads);
+    const uint64_t b = TokenDescriptor(s_.x);
+    float2 sum = MultiplyPart(0, b, scale);
+    if (kParts == 2) sum = Add(sum, MultiplyPart(1, b, scale));
+    ClusterWait();  // the other block has started
+    if (lane() % 4 == 0) {
+      const float* const to = &s_.inbox[rank_][warp() * 16 + lane() / 4];
+      SendToBlock(to, sum.x, &s_.inbox_full, 0);
+      SendToBlock(to + 8, sum.y, &s_.inbox_full, 0);
+    }
+    if (rank_ == 0 && warp() == 0) Write(peers, number);
+  }
+
+ private:
+  static constexpr int kTiles = kParts * kBlocks, kPlaces = kPlacesOf<kParts>;
+  static constexpr int kOnTheirWay = 8;
+
+  // The i-th column block's turn of its place.
+  __device__ static void Await(uint64_t* barriers, int i) {
+    BarrierWait(&barriers[i % kPlaces], static_cast<uint32_t>(i / kPlaces) & 1);
+  }
+  __device__ static void Meet() {
+    __syncthreads();
+    ClusterArrive();
+  }
+
+  // The first product's output as FP8 codes, some column blocks a warp.
+  __device__ void MakeActivations() const {
+    constexpr int kEach = kTiles / kWarps;
+    const int64_t columns = p_.w.cols;
+    float4 parts[kEach][kGroupedParts];
 #pragma unroll
-    for (int k = 0; k < kGroupedParts; ++k) {
-      parts[i][k] = __ldcg(reinterpret_cast<const float4*>(params.parts + k * columns + column));
+    for (int i = 0; i < kEach; ++i) {
+      const int column = (rank_ * kTiles + warp() * kEach + i) * 128 + lane() * 4;
+#pragma unroll
+      for (int k = 0; k < kGroupedParts; ++k) {
+        parts[i][k] = __ldcg(reinterpret_cast<const float4*>(params_.parts + k * columns + column));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const Fp8Quad fp8 =
+          QuantizeQuad(Add(Add(parts[i][0], parts[i][1]), Add(parts[i][2], parts[i][3])));
+      const int block = warp() * kEach + i;
+      reinterpret_cast<uint32_t*>(s_.x)[block * 32 + lane()] = fp8.codes;
+      if (lane() == 0) s_.x_scales[block] = Ue8m0Value(fp8.scale);
     }
   }
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const float4 sum = Add(Add(parts[i][0], parts[i][1]), Add(parts[i][2], parts[i][3]));
-    const float4 v{RoundBf16(sum.x), RoundBf16(sum.y), RoundBf16(sum.z), RoundBf16(sum.w)};
-    const float largest =
-        WarpMax(fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
-    const uint32_t scale = Fp8Scale(largest);
-    const float inverse = Ue8m0Inverse(scale);
-    const int block = warp() * kEach + i;
-    reinterpret_cast<uint32_t*>(s.x)[block * 32 + lane()] =
-        Fp8Codes(v.x * inverse, v.y * inverse, v.z * inverse, v.w * inverse);
-    if (lane() == 0) s.x_scales[block] = Ue8m0Value(scale);
-  }
-}
 
-// A cluster has a row tile, a block for each of the rank's parts of the columns; the first one adds
-// up their sums.
-__global__ void __launch_bounds__(kThreads, 3)
+  // A part's sums of two rows.
+  __device__ float2 MultiplyPart(int part, uint64_t b, const float (&scale)[kTiles]) const {
+    float product[kBlocks][4];
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      const int block = part * kBlocks + i;
+      Await(s_.landed, block);
+      const uint64_t a = SmemDescriptor(SharedAddress(s_.weights[block % kPlaces]));
+      WgmmaFence();
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        Wgmma<WgmmaType::kE4m3, 8>::FromSmem(product[i], a + 2 * q, b + block * 8 + q * 2, q != 0);
+      }
+    }
+    WgmmaCommit();
+    WgmmaWait<0>();
+    float2 sum{};
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      const int block = part * kBlocks + i;
+      if (block + kPlaces < kTiles) WarpArrive(&s_.empty[block]);
+      ReadyRegisters(product[i]);
+      const float v = scale[block] * s_.x_scales[block];
+      sum.x += product[i][0] * v;
+      sum.y += product[i][2] * v;
+    }
+    return sum;
+  }
+
+  __device__ void Write(const PeerView& peers, uint64_t number) const {
+    BarrierWaitCluster(&s_.inbox_full, 0);
+    const auto sent = [&](int r) {
+      return *reinterpret_cast<const float2*>(&s_.inbox[r][lane() * 2]);
+    };
+    const float2 sum = Add(sent(0), sent(1));
+    const int row = tile_ * kTileMatrixRows + lane() * 2;
+    *reinterpret_cast<float2*>(static_cast<float*>(p_.y) + row) = sum;
+    if (peers.size == 1) return;
+    SendPacket(peers, number, SumPacket(0, p_.y_stride, row),
+               {__float_as_uint(sum.x), __float_as_uint(sum.y)});
+  }
+
+  const CudaSumsAloneParams& params_;
+  const GemmProblem& p_;
+  Shared& s_;
+  const int rank_, tile_, row_blocks_;
+};
+
+template <int kParts>
+__global__ void __launch_bounds__(kThreads + 32, 3)
     SumsAloneKernel(const __grid_constant__ CudaSumsAloneParams params) {
   extern __shared__ __align__(1024) std::byte memory[];
-  auto& s = *reinterpret_cast<SumsShared*>(memory);
-  const GemmProblem& p = params.product;
-  const int num_parts = static_cast<int>(p.w.col_blocks()) / kBlocks;
-  const auto part = static_cast<int>(ClusterRank());
-  const int tile = static_cast<int>(blockIdx.x) / num_parts, first = part * kBlocks;
-  const int64_t row_blocks = p.w.matrix_col_blocks();
-  if (threadIdx.x == 32) {
-    BarrierInit(&s.inbox_full, 1);
-    BarrierInitFence();
-    BarrierExpectBytes(&s.inbox_full, static_cast<uint32_t>(num_parts) * kTileMatrixRows * 4);
-  }
-  s.Fetch(p.w.tiles + (tile * row_blocks + first) * kWeightTileBytes, kWeightTileBytes);
-  float scale[kBlocks];
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-    scale[i] = Ue8m0Value(p.w.scales[tile / 2 * row_blocks + first + i]);
-  }
-  const PeerView& peers = params.exchange.peers;
-  const uint64_t number = peers.size == 1 ? 0 : ExchangeNumber(params.exchange);
-  __syncthreads();
-  ClusterArrive();
-  WaitForPredecessor();
   AllowSuccessor();
-  MakeActivations(params, part, s);
-  const uint64_t b = s.Activations();
-  for (uint64_t& landed : s.landed) BarrierWait(&landed, 0);
-  float product[kBlocks][4];
-  WgmmaFence();
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-    const uint64_t a = SmemDescriptor(SharedAddress(s.weights[i]));
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      Wgmma<WgmmaType::kE4m3, 8>::FromSmem(product[i], a + 2 * q, b + i * 8 + q * 2, q != 0);
-    }
-  }
-  WgmmaCommit();
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) scale[i] *= s.x_scales[i];
-  WgmmaWait<0>();
-  float2 d{};
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-    ReadyRegisters(product[i]);
-    d.x += product[i][0] * scale[i];
-    d.y += product[i][2] * scale[i];
-  }
-  ClusterWait();  // every block has started
-  if (lane() % 4 == 0) {
-    const float* const to = &s.inbox[part][warp() * 16 + lane() / 4];
-    SendToBlock(to, d.x, &s.inbox_full, 0);
-    SendToBlock(to + 8, d.y, &s.inbox_full, 0);
-  }
-  if (part != 0 || warp() != 0) return;
-  BarrierWaitCluster(&s.inbox_full, 0);
-  const auto sent = [&](int r) {
-    return *reinterpret_cast<const float2*>(&s.inbox[r][lane() * 2]);
-  };
-  float2 sum = Add(sent(0), sent(1));
-  if (num_parts == 4) sum = Add(sum, Add(sent(2), sent(3)));
-  const int row = tile * kTileMatrixRows + lane() * 2;
-  *reinterpret_cast<float2*>(static_cast<float*>(p.y) + row) = sum;
-  if (peers.size == 1) return;
-  SendPacket(peers, number, SumPacket(0, p.y_stride, row),
-             {__float_as_uint(sum.x), __float_as_uint(sum.y)});
+  SumsAlone<kParts> sums(params, *reinterpret_cast<SumsShared<kParts>*>(memory));
+  warp() == kWarps ? sums.FetchWeights() : sums.Multiply();
+}
+
+// A block for each multiprocessor: all of them read weights.
+template <int kParts>
+void LaunchSums(const CudaSumsAloneParams& params, device::Stream& stream) {
+  LaunchClusters(SumsAloneKernel<kParts>, static_cast<unsigned>(2 * params.product.w.row_tiles()),
+                 2, kThreads + 32, std::max(sizeof(SumsShared<kParts>), kAloneSharedBytes), stream,
+                 params);
 }
 
 }  // namespace
@@ -227,17 +276,15 @@ bool HaveAloneProducts(const TiledMatrix& grouped, const TiledMatrix& sums) {
 }
 
 void Launch(const CudaGroupedAloneParams& params, device::Stream& stream) {
-  LaunchKernel(GroupedAloneKernel,
-               static_cast<unsigned>(params.product.w.row_tiles() * kGroupedParts), kThreads,
-               sizeof(Shared<256>), stream, params);
+  const auto blocks = static_cast<unsigned>(params.product.w.row_tiles() * kGroupedParts);
+  LaunchKernel(blocks > kMultiprocessors ? GroupedAloneKernel<4> : GroupedAloneKernel<6>, blocks,
+               kThreads, sizeof(GroupedShared), stream, params);
 }
 
 void Launch(const CudaSumsAloneParams& params, device::Stream& stream) {
-  const TiledMatrix& w = params.product.w;
   CHECK(params.product.output == GemmOutput::kF32);
-  const auto parts = static_cast<unsigned>(w.col_blocks() / kBlocks);
-  LaunchClusters(SumsAloneKernel, static_cast<unsigned>(w.row_tiles()) * parts, parts, kThreads,
-                 sizeof(SumsShared), stream, params);
+  params.product.w.col_blocks() == 4 * kBlocks ? LaunchSums<2>(params, stream)
+                                               : LaunchSums<1>(params, stream);
 }
 
 }  // namespace fathom::kernels

@@ -1,0 +1,267 @@
+#include "base/check.h"
+#include "kernels/collective/packets.cuh"
+#include "kernels/gemm/output_alone_cuda.h"
+#include "kernels/gemm/output_batch_cuda.h"
+#include "kernels/gemm/resident_weights.cuh"
+#include "kernels/launch.cuh"
+
+namespace fathom::kernels {
+namespace {
+
+constexpr int kThreads = kResidentThreads, kBlocks = kResidentBlocks;
+constexpr int kWarps = kThreads / 32;
+constexpr int kTokens = 16;
+constexpr int kXTileBytes = kTokens * 128;
+constexpr int kGroupedCluster = 2 * kGroupedParts;  // blocks
+
+__device__ int lane() { return static_cast<int>(threadIdx.x % 32); }
+__device__ int warp() { return static_cast<int>(threadIdx.x / 32); }
+
+struct BatchShared : WeightPlaces<kBlocks> {
+  uint64_t full, inbox_full;  // activations; other blocks' sums
+
+  // By one warp.
+  __device__ void Init(uint32_t inbox_bytes) {
+    InitLanded();
+    if (lane() == 0) BarrierInit(&full, 1), BarrierInit(&inbox_full, 1);
+    BarrierInitFence();
+    __syncwarp();
+    if (lane() == 0) BarrierExpectBytes(&inbox_full, inbox_bytes);
+  }
+};
+
+struct GroupedShared : BatchShared {
+  alignas(1024) std::byte x[2 * kBlocks][kXTileBytes];
+  alignas(16) float inbox[2][kGroupedParts][128];  // of this block's tokens
+};
+
+// A cluster has two row tiles, a block for each and each part of the columns. Of eight blocks the
+// one of rank t % 8 finishes token t.
+__global__ void __launch_bounds__(kThreads, 2)
+    GroupedBatchKernel(const __grid_constant__ CudaGroupedBatchParams params) {
+  constexpr int kAhead = 4;  // column blocks that are widened before there are activations
+  extern __shared__ __align__(1024) std::byte memory[];
+  auto& s = *reinterpret_cast<GroupedShared*>(memory);
+  const GemmProblem& p = params.product;
+  const int num_tokens = params.num_tokens;
+  const auto rank = static_cast<int>(ClusterRank());
+  const int half = rank / kGroupedParts, part = rank % kGroupedParts;
+  const int pair = static_cast<int>(blockIdx.x) / kGroupedCluster, tile = 2 * pair + half;
+  const int first = FirstBlockOfPart(part);
+  AllowSuccessor();
+  if (warp() == 0) {
+    const int mine = (num_tokens - rank + kGroupedCluster - 1) / kGroupedCluster;
+    s.Init(static_cast<uint32_t>(mine) * sizeof(s.inbox[0]));
+    if (lane() < kBlocks) {
+      s.Fetch(lane(),
+              p.w.tiles + int64_t{tile * kGroupedBlocks + first + 2 * lane()} * kWeightTileBytes);
+    }
+  }
+  const uint8_t* const scales = p.w.scales + pair * kGroupedBlocks + first;
+  __nv_bfloat162 scale[kBlocks];
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) scale[i] = WideScale(Ue8m0Value(scales[2 * i]));
+  const int group = tile / (static_cast<int>(p.w.rows) / kTileMatrixRows / p.groups);
+  __syncthreads();
+  ClusterArrive();
+  uint32_t a[kAhead][8][4];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    BarrierWait(&s.landed[i], 0);
+    WidenTile(s.weights[i], scale[i], a[i]);
+  }
+  WaitForPredecessor();
+  if (warp() == 0) {
+    const uint32_t bytes = static_cast<uint32_t>(num_tokens) * 128;
+    if (lane() == 0) BarrierExpectBytes(&s.full, 2 * kBlocks * bytes);
+    __syncwarp();
+    if (lane() < 2 * kBlocks) {
+      const int64_t x_tile = 2 * (group * kGroupedBlocks + first + lane() / 2 * 2) + lane() % 2;
+      BulkCopyTo(SharedAddress(s.x[lane()]),
+                 reinterpret_cast<const std::byte*>(p.x_bf16.values) +
+                     x_tile * p.x_bf16.row_groups * kTileBytes,
+                 bytes, &s.full);
+    }
+  }
+  BarrierWait(&s.full, 0);
+  const uint64_t b = SmemDescriptor(__shfl_sync(0xffffffffu, SharedAddress(s.x), 0));
+  float d[kTokens / 2] = {};
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) {
+    if (i >= kAhead) {
+      WgmmaWait<kAhead - 1>();
+      BarrierWait(&s.landed[i], 0);
+      WidenTile(s.weights[i], scale[i], a[i % kAhead]);
+    }
+    WgmmaFence();
+#pragma unroll
+    for (int q = 0; q < 8; ++q) {
+      Wgmma<WgmmaType::kBf16, kTokens>::FromRegisters(
+          d, a[i % kAhead][q], b + (2 * i + q / 4) * (kXTileBytes / 16) + q % 4 * 2, 1);
+    }
+    WgmmaCommit();
+  }
+  WgmmaWait<0>();
+  ReadyRegisters(d);
+  ClusterWait();
+  const int row = half * 64 + warp() * 16 + lane() / 4;
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const int owner = lane() % 4 * 2 + e;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      if (8 * j + owner >= num_tokens) continue;
+      SendToBlock(&s.inbox[j][part][row], d[4 * j + e], &s.inbox_full, owner);
+      SendToBlock(&s.inbox[j][part][row + 8], d[4 * j + 2 + e], &s.inbox_full, owner);
+    }
+  }
+  const int token = 8 * warp() + rank;
+  BarrierWaitCluster(&s.inbox_full, 0);
+  if (warp() >= 2 || token >= num_tokens) return;
+  const auto sent = [&](int r) {
+    return *reinterpret_cast<const float4*>(&s.inbox[warp()][r][lane() * 4]);
+  };
+  const float4 sum = Add(Add(sent(0), sent(1)), Add(sent(2), sent(3)));
+  const Fp8Quad fp8 = QuantizeQuad(sum);
+  const Fp8Tiles& y = p.y_fp8;
+  *reinterpret_cast<uint32_t*>(
+      y.codes + Fp8TileOffset(token, pair * 128 + lane() * 4, y.row_groups)) = fp8.codes;
+  if (lane() == 0) y.scales[pair * y.row_groups * 8 + token] = Ue8m0Value(fp8.scale);
+}
+
+struct SumsShared : BatchShared {
+  alignas(1024) std::byte x[kBlocks][kXTileBytes];
+  alignas(16) float x_scales[kBlocks][kTokens];
+  alignas(16) float4 inbox[2][kThreads];  // the first block's sums, as its threads have them
+  float sums[kTokens][kTileMatrixRows + 2];
+};
+
+// A cluster of two blocks has a row tile. The second one's sums go on from the first one's.
+__global__ void __launch_bounds__(kThreads, 2)
+    SumsBatchKernel(const __grid_constant__ CudaSumsBatchParams params) {
+  extern __shared__ __align__(1024) std::byte memory[];
+  auto& s = *reinterpret_cast<SumsShared*>(memory);
+  const GemmProblem& p = params.product;
+  const int num_tokens = params.num_tokens;
+  const auto rank = static_cast<int>(ClusterRank());
+  const int tile = static_cast<int>(blockIdx.x) / 2, first = rank * kBlocks;
+  const auto row_blocks = static_cast<int>(p.w.matrix_col_blocks());
+  if (warp() == 0) {
+    s.Init(sizeof(s.inbox));
+    if (lane() < kBlocks) {
+      s.Fetch(lane(), p.w.tiles + int64_t{tile * row_blocks + first + lane()} * kWeightTileBytes);
+    }
+  }
+  float scale[kBlocks];
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) {
+    scale[i] = Ue8m0Value(p.w.scales[tile / 2 * row_blocks + first + i]);
+  }
+  const PeerView& peers = params.exchange.peers;
+  const uint64_t number = peers.size == 1 ? 0 : ExchangeNumber(params.exchange);
+  __syncthreads();
+  ClusterArrive();
+  WaitForPredecessor();
+  AllowSuccessor();
+  if (warp() == 0) {
+    const uint32_t bytes = static_cast<uint32_t>(num_tokens) * 128;
+    if (lane() == 0) BarrierExpectBytes(&s.full, kBlocks * (bytes + sizeof(s.x_scales[0])));
+    __syncwarp();
+    const int64_t block = first + lane() % kBlocks;
+    const int64_t groups = p.x_fp8.row_groups;
+    if (lane() < kBlocks) {
+      BulkCopyTo(SharedAddress(s.x[lane()]), p.x_fp8.codes + block * groups * kTileBytes, bytes,
+                 &s.full);
+    } else if (lane() < 2 * kBlocks) {
+      BulkCopyTo(SharedAddress(s.x_scales[lane() - kBlocks]), p.x_fp8.scales + block * groups * 8,
+                 sizeof(s.x_scales[0]), &s.full);
+    }
+  }
+  BarrierWait(&s.full, 0);
+  const uint64_t b = SmemDescriptor(__shfl_sync(0xffffffffu, SharedAddress(s.x), 0));
+  float product[kBlocks][kTokens / 2];
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) {
+    BarrierWait(&s.landed[i], 0);
+    const uint64_t a = SmemDescriptor(SharedAddress(s.weights[i]));
+    WgmmaFence();
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      Wgmma<WgmmaType::kE4m3, kTokens>::FromSmem(product[i], a + 2 * q,
+                                                 b + i * (kXTileBytes / 16) + q * 2, q != 0);
+    }
+  }
+  WgmmaCommit();
+  WgmmaWait<0>();
+  ClusterWait();
+  float d[kTokens / 2] = {};
+  if (rank != 0) {
+    BarrierWaitCluster(&s.inbox_full, 0);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float4 v = s.inbox[i][threadIdx.x];
+      d[4 * i] = v.x, d[4 * i + 1] = v.y, d[4 * i + 2] = v.z, d[4 * i + 3] = v.w;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) {
+    ReadyRegisters(product[i]);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float2 x = *reinterpret_cast<const float2*>(&s.x_scales[i][8 * j + lane() % 4 * 2]);
+      const float2 v{scale[i] * x.x, scale[i] * x.y};
+      d[4 * j] += product[i][4 * j] * v.x;
+      d[4 * j + 1] += product[i][4 * j + 1] * v.y;
+      d[4 * j + 2] += product[i][4 * j + 2] * v.x;
+      d[4 * j + 3] += product[i][4 * j + 3] * v.y;
+    }
+  }
+  if (rank == 0) {
+    const uint32_t barrier = AddressInBlock(&s.inbox_full, 1);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      SendInCluster(AddressInBlock(&s.inbox[i][threadIdx.x], 1),
+                    float4{d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]}, barrier);
+    }
+    return;
+  }
+  const int row = warp() * 16 + lane() / 4;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      float* const sums = s.sums[8 * j + lane() % 4 * 2 + e];
+      sums[row] = d[4 * j + e], sums[row + 8] = d[4 * j + 2 + e];
+    }
+  }
+  __syncthreads();
+  const int column = tile * kTileMatrixRows + lane() * 2;
+  for (int token = warp(); token < num_tokens; token += kWarps) {
+    const float2 sum = *reinterpret_cast<const float2*>(&s.sums[token][lane() * 2]);
+    *reinterpret_cast<float2*>(static_cast<float*>(p.y) + token * p.y_stride + column) = sum;
+    if (peers.size == 1) continue;
+    SendPacket(peers, number, SumPacket(token, p.y_stride, column),
+               {__float_as_uint(sum.x), __float_as_uint(sum.y)});
+  }
+}
+
+}  // namespace
+
+bool HaveBatchProducts(const TiledMatrix& grouped, const TiledMatrix& sums, int64_t num_tokens) {
+  return HaveAloneProducts(grouped, sums) && 4 * sums.cols == sums.matrix_cols &&
+         num_tokens > kTokens / 2 && num_tokens <= kTokens;
+}
+
+void Launch(const CudaGroupedBatchParams& params, device::Stream& stream) {
+  CHECK(params.product.output == GemmOutput::kFp8Tiles);
+  LaunchClusters(GroupedBatchKernel,
+                 static_cast<unsigned>(params.product.w.row_tiles() * kGroupedParts),
+                 kGroupedCluster, kThreads, sizeof(GroupedShared), stream, params);
+}
+void Launch(const CudaSumsBatchParams& params, device::Stream& stream) {
+  CHECK(params.product.output == GemmOutput::kF32);
+  LaunchClusters(SumsBatchKernel, static_cast<unsigned>(2 * params.product.w.row_tiles()), 2,
+                 kThreads, sizeof(SumsShared), stream, params);
+}
+
+}  // namespace fathom::kernels

@@ -1,0 +1,27 @@
+// As output_alone_cuda.h, of 9 to 16 tokens on one of four ranks. FP8 passes between the products,
+// as all blocks' reading FP32 sums of so many tokens would take longer than to add them up in
+// clusters.
+#pragma once
+
+#include "kernels/gemm/gemm_cuda.h"
+
+namespace fathom::kernels {
+
+// Lets its successor start before it waits.
+struct CudaGroupedBatchParams {
+  GemmProblem product;  // kFp8Tiles
+  int num_tokens = 0;
+};
+struct CudaSumsBatchParams {
+  GemmProblem product;  // kF32
+  int num_tokens = 0;
+  PeerExchange exchange;  // as CudaColumnSumsParams has it
+};
+
+// Whether there are kernels for these shapes, a quarter of the columns of the matrix of `sums`.
+bool HaveBatchProducts(const TiledMatrix& grouped, const TiledMatrix& sums, int64_t num_tokens);
+
+void Launch(const CudaGroupedBatchParams& params, device::Stream& stream);
+void Launch(const CudaSumsBatchParams& params, device::Stream& stream);
+
+}  // namespace fathom::kernels

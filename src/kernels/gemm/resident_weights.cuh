@@ -1,0 +1,57 @@
+// What output_alone_cuda.h's kernels and output_batch_cuda.h's share: a block's weights, a row tile
+// of some column blocks, and FP8 of what the first product gives. Device code only.
+#pragma once
+
+#include "kernels/gemm/output_alone_cuda.h"
+#include "kernels/gemm/stream_products.cuh"
+#include "kernels/gemm/weight_tiles.h"
+#include "kernels/quantize/quantize.cuh"
+#include "kernels/sm90.cuh"
+
+namespace fathom::kernels {
+
+inline constexpr int kResidentThreads = 128;  // that multiply, a warpgroup
+inline constexpr int kResidentBlocks = 8;     // column blocks, of one chain of sums
+inline constexpr int kWeightTileBytes = TileMatrixBytes(TileKind::kFp8);  // as of kFp8AsBf16
+// The first product's columns are four parts, of two halves each every other column block, as
+// weight_stream.cuh gives them to pairs of warpgroups.
+inline constexpr int kGroupedBlocks = kGroupedParts * kResidentBlocks;  // of a row
+__device__ inline int FirstBlockOfPart(int part) {
+  return part / 2 * (2 * kResidentBlocks) + part % 2;
+}
+
+template <int kPlaces>
+struct WeightPlaces {
+  alignas(1024) std::byte weights[kPlaces][kWeightTileBytes];
+  uint64_t landed[kPlaces];
+
+  // By one warp; others may use the barriers when the block has met.
+  __device__ void InitLanded() {
+    if (threadIdx.x % 32 < kPlaces) BarrierInit(&landed[threadIdx.x % 32], 1);
+  }
+  // By one thread.
+  __device__ void Fetch(int place, const std::byte* from) {
+    BarrierExpectBytes(&landed[place], kWeightTileBytes);
+    BulkCopyTo(SharedAddress(weights[place]), from, kWeightTileBytes, &landed[place], EvictFirst());
+  }
+};
+
+__device__ inline float2 Add(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
+__device__ inline float4 Add(float4 a, float4 b) {
+  return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+}
+
+// A lane's four of a warp's 128 columns: rounded to BF16, then codes and all columns' scale.
+struct Fp8Quad {
+  uint32_t codes, scale;
+};
+__device__ inline Fp8Quad QuantizeQuad(float4 sum) {
+  const float4 v{RoundBf16(sum.x), RoundBf16(sum.y), RoundBf16(sum.z), RoundBf16(sum.w)};
+  const float largest =
+      WarpMax(fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
+  const uint32_t scale = Fp8Scale(largest);
+  const float inverse = Ue8m0Inverse(scale);
+  return {Fp8Codes(v.x * inverse, v.y * inverse, v.z * inverse, v.w * inverse), scale};
+}
+
+}  // namespace fathom::kernels
