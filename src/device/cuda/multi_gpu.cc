@@ -38,7 +38,7 @@ void ReachEachOther(std::span<const int> gpus) {
   }
 }
 
-void LoadKernelsEagerly() { setenv("CUDA_MODULE_LOADING", "EAGER", 1); }
+void LoadKernelsEagerly() noexcept { setenv("CUDA_MODULE_LOADING", "EAGER", 1); }
 
 bool KernelsAreLoadedEagerly() {
   void* entry = nullptr;

@@ -26,7 +26,7 @@ std::string DescribeTopology(std::span<const int> gpus,
 // A kernel that is loaded when it is first launched may wait for the device, on which another one
 // waits for the rank that is loading. So a process with several ranks loads all kernels when CUDA
 // starts: to be called before anything else of CUDA, while there is one thread.
-void LoadKernelsEagerly();
+void LoadKernelsEagerly() noexcept;
 bool KernelsAreLoadedEagerly();
 
 }  // namespace fathom::device

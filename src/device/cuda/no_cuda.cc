@@ -16,7 +16,7 @@ std::unique_ptr<Timeline> MakeTimeline(DeviceKind) { return MakeCpuTimeline(); }
 int CountGpus() { return 0; }
 PeerLink ProbePeerLink(int, int) { return PeerLink::kNone; }
 void ReachEachOther(std::span<const int>) {}
-void LoadKernelsEagerly() {}
+void LoadKernelsEagerly() noexcept {}
 bool KernelsAreLoadedEagerly() { return true; }
 
 }  // namespace fathom::device
