@@ -59,7 +59,9 @@ class ExpertStream {
   // Column blocks of a stage.
   static constexpr int kFp4Blocks = kSlim ? 8 : 4, kFp8Blocks = 2;
   static constexpr int kScales = 2 * kFp8Blocks;  // of the FP8 weights of a stage
-  static constexpr int kRows = 128;               // of sums; a slim item's are twice 64 of the same
+  // For one token's activations, which more lanes have written (kWarpArrivals).
+  static constexpr int kXArrivals = kScales < kWarpArrivals ? kWarpArrivals : kScales;
+  static constexpr int kRows = 128;  // of sums; a slim item's are twice 64 of the same
   static constexpr int kConsumers = 512;
   static constexpr int kThreads = kConsumers + 4 * 32;
   static constexpr int kWeightBytes = kRowTiles * kFp4Blocks * 4352;
@@ -103,7 +105,7 @@ class ExpertStream {
       for (int i = 0; i < kStages; ++i) {
         // Weights; activations and scales.
         BarrierInit(&s_.full[i], kAlone ? 1 : 1 + kScales);
-        if constexpr (kAlone) BarrierInit(&s_.x_full[i], kScales);
+        if constexpr (kAlone) BarrierInit(&s_.x_full[i], kXArrivals);
         BarrierInit(&s_.empty[i], kConsumers / 32 * kWarpArrivals);
       }
       for (int i = 0; i < 2; ++i) {
@@ -308,7 +310,7 @@ class ExpertStream {
         if (kSlim && fp4 && place == 0) continue;
         FenceSharedForWgmma();
         __syncwarp();
-        if (lane() < kScales) BarrierArrive(&s_.x_full[stage.index]);
+        if (lane() < kXArrivals) BarrierArrive(&s_.x_full[stage.index]);
         stage.Next();
       }
     }
@@ -350,7 +352,7 @@ class ExpertStream {
         if (i + 2 < first + blocks) continue;
         FenceSharedForWgmma();
         __syncwarp();
-        if (lane() < kScales) BarrierArrive(&s_.x_full[stage.index]);
+        if (lane() < kXArrivals) BarrierArrive(&s_.x_full[stage.index]);
         stage.Next();
       }
     }
