@@ -302,7 +302,7 @@ class PrefillBoundaryCudaTest : public HyperConnectionCudaTest {
 };
 
 TEST_F(PrefillBoundaryCudaTest, GivesATokenTheSameBitsInEveryStep) {
-  for (const int num_chosen : {6}) {
+  for (const int num_chosen : {6, kMostChosen}) {
     const auto whole = Run({0, kWholeStep}, num_chosen);
     for (const TestStep& step : TestSteps()) {
       const auto tokens = Run(step, num_chosen);

@@ -355,6 +355,7 @@ TEST_F(SparseAttentionCudaTest, EveryNumberOfHeadsMatchesTheCpu) {
     Run({heads, 4, 512, {{700, 2}, {2500, 1}}});
     Run({heads, 128, 512, {{20000, 1}}});
   }
+  Run({128, 0, 512, {{700, 7}}});
 }
 
 TEST_F(SparseAttentionCudaTest, ManySequencesMatchTheCpu) {
@@ -403,6 +404,7 @@ TEST_F(SparseAttentionCudaTest, TwoPhasesMatchTheCpu) {
 }
 
 TEST_F(SparseAttentionCudaTest, LongContextsMatchTheCpu) {
+  Run({64, 128, 512, {{70000, 1}}, 1, 0});
   Run({64, 128, 512, {{300000, 1}}});
   Run({64, 128, 512, {{600000, 1}}});
   Run({64, 128, 512, {{40000, 2}, {100000, 1}}});
