@@ -258,7 +258,10 @@ int Parts(const GemmProblem& p) { return p.w.kind == TileKind::kFp8 ? kFp8Parts 
 }  // namespace
 
 bool AreInputAlone(const CudaGemmParams& params) {
-  if (params.num_tokens != 1 || params.num_problems < 2 || params.prefill) return false;
+  if (params.num_tokens != 1 || params.num_problems < 2 || params.prefill ||
+      params.number.of_step != nullptr) {
+    return false;
+  }
   return std::all_of(
       params.problems, params.problems + params.num_problems, [](const GemmProblem& p) {
         const bool kind = p.w.kind == TileKind::kFp8 || p.w.kind == TileKind::kBf16;
