@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "kernels/gemm/input_alone_cuda.h"
+#include "kernels/gemm/resident_weights.cuh"
 #include "kernels/gemm/stream_products.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/quantize/quantize.cuh"
@@ -11,13 +12,12 @@
 namespace fathom::kernels {
 namespace {
 
-constexpr int kConsumers = 128;  // a warpgroup
+constexpr int kConsumers = kResidentThreads;
 constexpr int kThreads = kConsumers + 32;
-constexpr int kBlocks = 8;   // column blocks of a block
+constexpr int kBlocks = kResidentBlocks;
 constexpr int kCluster = 8;  // one row tile of BF16, or two of FP8
 constexpr int kFp8Parts = 4, kBf16Parts = 8;
-constexpr int kWeightTileBytes = TileMatrixBytes(TileKind::kFp8);  // as of BF16
-constexpr int kMostItems = 2;                                      // of a cluster
+constexpr int kMostItems = 2;  // of a cluster
 // Column blocks of a block's first item on their way at a time: what the boundary before reads does
 // not queue behind all of them.
 constexpr int kOnTheirWay = 2;
@@ -62,19 +62,25 @@ struct Item {
   }
 };
 
-// One token's products of a block: the sums of a thread's two rows, in lanes 0, 4, ….
-__device__ float2 MultiplyFp8(const Shared& s, uint64_t b, const float (&scale)[kBlocks]) {
-  float product[kBlocks][4];
+// One token's products of a block's column blocks: a sum of each, or one of all.
+template <WgmmaType kType, int kSums>
+__device__ __forceinline__ void Multiply(const Shared& s, uint64_t b, float (&sums)[kSums][4]) {
   WgmmaFence();
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) {
     const uint64_t a = SmemDescriptor(SharedAddress(s.weights[i]));
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
-      Wgmma<WgmmaType::kE4m3, 8>::FromSmem(product[i], a + 2 * q, b + i * 8 + q * 2, q != 0);
+      const int accumulates = kSums == 1 || q != 0;
+      Wgmma<kType, 8>::FromSmem(sums[i % kSums], a + 2 * q, b + i * 8 + q * 2, accumulates);
     }
   }
   WgmmaCommit();
+}
+// The sums of a thread's two rows, in lanes 0, 4, ….
+__device__ float2 MultiplyFp8(const Shared& s, uint64_t b, const float (&scale)[kBlocks]) {
+  float product[kBlocks][4];
+  Multiply<WgmmaType::kE4m3>(s, b, product);
   float both[kBlocks];
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) both[i] = scale[i] * s.x_scales[i];
@@ -89,20 +95,11 @@ __device__ float2 MultiplyFp8(const Shared& s, uint64_t b, const float (&scale)[
   return d;
 }
 __device__ float2 MultiplyBf16(const Shared& s, uint64_t b) {
-  float d[4] = {};
-  WgmmaFence();
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-    const uint64_t a = SmemDescriptor(SharedAddress(s.weights[i]));
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      Wgmma<WgmmaType::kBf16, 8>::FromSmem(d, a + 2 * q, b + i * 8 + q * 2, 1);
-    }
-  }
-  WgmmaCommit();
+  float d[1][4] = {};
+  Multiply<WgmmaType::kBf16>(s, b, d);
   WgmmaWait<0>();
-  ReadyRegisters(d);
-  return {d[0], d[2]};
+  ReadyRegisters(d[0]);
+  return {d[0][0], d[0][2]};
 }
 
 class InputAlone {
@@ -220,13 +217,12 @@ class InputAlone {
   // Two rows a lane.
   __device__ void Write(const Item& mine, int n) const {
     BarrierWaitCluster(&s_.inbox_full[n], 0);
-    const auto add = [](float2 a, float2 b) { return float2{a.x + b.x, a.y + b.y}; };
     const auto sent = [&](int r) {
       return *reinterpret_cast<const float2*>(&s_.inbox[n][r][lane() * 2]);
     };
-    const auto two = [&](int r) { return add(sent(r), sent(r + 1)); };
-    float2 sum = add(two(0), two(2));
-    if (!mine.fp8) sum = add(sum, add(two(4), two(6)));
+    const auto two = [&](int r) { return Add(sent(r), sent(r + 1)); };
+    float2 sum = Add(two(0), two(2));
+    if (!mine.fp8) sum = Add(sum, Add(two(4), two(6)));
     const GemmProblem& p = *mine.problem;
     const int row = mine.tile * kTileMatrixRows + lane() * 2;
     if (p.output == GemmOutput::kBf16) {

@@ -44,8 +44,7 @@ __global__ void __launch_bounds__(kThreads, kAhead == 4 ? 3 : 2)
   }
   const uint8_t* const scales = p.w.scales + tile / 2 * kGroupedBlocks + first;
   __nv_bfloat162 scale[kBlocks];
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) scale[i] = WideScale(Ue8m0Value(scales[2 * i]));
+  LoadWideScales(scales, scale);
   // A thread's 16 bytes of the activations: of a column block, which are two tiles.
   const int group = tile / (static_cast<int>(p.w.rows) / kTileMatrixRows / p.groups);
   const int block = group * kGroupedBlocks + first + thread / 16 * 2;
@@ -68,22 +67,7 @@ __global__ void __launch_bounds__(kThreads, kAhead == 4 ? 3 : 2)
   __syncthreads();
   const uint64_t b = TokenDescriptor(s.x);
   float d[4] = {};
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-    if (i >= kAhead) {
-      WgmmaWait<kAhead - 1>();
-      BarrierWait(&s.landed[i], 0);
-      WidenTile(s.weights[i], scale[i], a[i % kAhead]);
-    }
-    WgmmaFence();
-#pragma unroll
-    for (int q = 0; q < 8; ++q) {
-      Wgmma<WgmmaType::kBf16, 8>::FromRegisters(d, a[i % kAhead][q], b + i * 16 + q * 2, 1);
-    }
-    WgmmaCommit();
-  }
-  WgmmaWait<0>();
-  ReadyRegisters(d);
+  MultiplyWidened(s, scale, a, [&](int i, int q) { return b + i * 16 + q * 2; }, d);
   if (lane() % 4 != 0) return;
   float* const y =
       params.parts + part * p.w.rows + tile * kTileMatrixRows + warp() * 16 + lane() / 4;

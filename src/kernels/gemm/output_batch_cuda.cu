@@ -59,8 +59,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   const uint8_t* const scales = p.w.scales + pair * kGroupedBlocks + first;
   __nv_bfloat162 scale[kBlocks];
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) scale[i] = WideScale(Ue8m0Value(scales[2 * i]));
+  LoadWideScales(scales, scale);
   const int group = tile / (static_cast<int>(p.w.rows) / kTileMatrixRows / p.groups);
   __syncthreads();
   ClusterArrive();
@@ -85,24 +84,11 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   BarrierWait(&s.full, 0);
   const uint64_t b = SmemDescriptor(__shfl_sync(0xffffffffu, SharedAddress(s.x), 0));
+  const auto b_of = [&](int i, int q) {
+    return b + (2 * i + q / 4) * (kXTileBytes / 16) + q % 4 * 2;
+  };
   float d[kTokens / 2] = {};
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-    if (i >= kAhead) {
-      WgmmaWait<kAhead - 1>();
-      BarrierWait(&s.landed[i], 0);
-      WidenTile(s.weights[i], scale[i], a[i % kAhead]);
-    }
-    WgmmaFence();
-#pragma unroll
-    for (int q = 0; q < 8; ++q) {
-      Wgmma<WgmmaType::kBf16, kTokens>::FromRegisters(
-          d, a[i % kAhead][q], b + (2 * i + q / 4) * (kXTileBytes / 16) + q % 4 * 2, 1);
-    }
-    WgmmaCommit();
-  }
-  WgmmaWait<0>();
-  ReadyRegisters(d);
+  MultiplyWidened(s, scale, a, b_of, d);
   ClusterWait();
   const int row = half * 64 + warp() * 16 + lane() / 4;
 #pragma unroll

@@ -1,5 +1,7 @@
-// What output_alone_cuda.h's kernels and output_batch_cuda.h's share: a block's weights, a row tile
-// of some column blocks, and FP8 of what the first product gives. Device code only.
+// What the kernels share whose blocks have all of their weights in shared memory at once, a row
+// tile of some column blocks: those of the output products (output_alone_cuda.h,
+// output_batch_cuda.h) and, for sizes and sums, the input products' (input_alone_cuda.h). Device
+// code only.
 #pragma once
 
 #include "kernels/gemm/output_alone_cuda.h"
@@ -20,6 +22,13 @@ __device__ inline int FirstBlockOfPart(int part) {
   return part / 2 * (2 * kResidentBlocks) + part % 2;
 }
 
+// scales: of a part's first column block.
+__device__ __forceinline__ void LoadWideScales(const uint8_t* scales,
+                                               __nv_bfloat162 (&scale)[kResidentBlocks]) {
+#pragma unroll
+  for (int i = 0; i < kResidentBlocks; ++i) scale[i] = WideScale(Ue8m0Value(scales[2 * i]));
+}
+
 template <int kPlaces>
 struct WeightPlaces {
   alignas(1024) std::byte weights[kPlaces][kWeightTileBytes];
@@ -35,6 +44,31 @@ struct WeightPlaces {
     BulkCopyTo(SharedAddress(weights[place]), from, kWeightTileBytes, &landed[place], EvictFirst());
   }
 };
+
+// The first product's chain of a part's column blocks. a: the first kAhead of them widened, whose
+// places the others take in turn. b(i, q): the activations of 16 columns of the i-th one.
+template <int kAhead, int kSums, typename Activations>
+__device__ __forceinline__ void MultiplyWidened(WeightPlaces<kResidentBlocks>& s,
+                                                const __nv_bfloat162 (&scale)[kResidentBlocks],
+                                                uint32_t (&a)[kAhead][8][4], const Activations& b,
+                                                float (&d)[kSums]) {
+#pragma unroll
+  for (int i = 0; i < kResidentBlocks; ++i) {
+    if (i >= kAhead) {
+      WgmmaWait<kAhead - 1>();
+      BarrierWait(&s.landed[i], 0);
+      WidenTile(s.weights[i], scale[i], a[i % kAhead]);
+    }
+    WgmmaFence();
+#pragma unroll
+    for (int q = 0; q < 8; ++q) {
+      Wgmma<WgmmaType::kBf16, 2 * kSums>::FromRegisters(d, a[i % kAhead][q], b(i, q), 1);
+    }
+    WgmmaCommit();
+  }
+  WgmmaWait<0>();
+  ReadyRegisters(d);
+}
 
 __device__ inline float2 Add(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
 __device__ inline float4 Add(float4 a, float4 b) {
