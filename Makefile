@@ -55,12 +55,12 @@ memcheck:  ## kernels' tests under compute-sanitizer's memcheck, on a machine wi
 	cmake --build --preset cuda --target kernels_test -j $(JOBS)
 	$(SANITIZER) --tool memcheck build-cuda/src/kernels/kernels_test --gtest_filter='*Cuda*'
 
-# In a build of its own, with fewer sizes (src/kernels/cuda_testing.h). What ARanksRows runs others do, too.
+# In a build of its own, with fewer sizes (src/kernels/cuda_testing.h).
 racecheck:  ## kernels' tests under compute-sanitizer's racecheck, on a machine with a GPU
 	scripts/setup --test --racecheck
 	cmake --preset racecheck
 	cmake --build --preset racecheck --target kernels_test -j $(JOBS)
-	$(SANITIZER) --tool racecheck --kernel-name-exclude kns=TileKernel build-racecheck/src/kernels/kernels_test --gtest_filter='*Cuda*-*ARanksRows*'
+	$(SANITIZER) --tool racecheck --kernel-name-exclude kns=TileKernel build-racecheck/src/kernels/kernels_test --gtest_filter='*Cuda*'
 
 format:  ## rewrites the sources in the one style
 	scripts/setup --lint

@@ -163,8 +163,9 @@ class GemmCudaTest : public CudaTest {
   }
 
   void ExpectSameOnAnyNumberOfRanks(const Case& c, bool few_rows = false,
-                                    const std::vector<int64_t>& token_counts = {
-                                        1, 9, 32, 33, 64, 65, 128, 129, 300, 511, 512}) {
+                                    const std::vector<int64_t>& token_counts = Sweep<int64_t>(
+                                        {1, 9, 32, 33, 64, 65, 128, 129, 300, 511, 512},
+                                        {1, 512})) {
     for (const int64_t tokens : token_counts) {
       const Problem p = Make(c, tokens, 5);
       const std::vector<uint8_t> whole = RowBits(c, p, tokens, 1, few_rows);

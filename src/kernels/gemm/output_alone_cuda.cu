@@ -108,8 +108,10 @@ class SumsAlone {
     const std::byte* const from =
         p_.w.tiles + int64_t{tile_ * row_blocks_ + rank_ * kTiles} * kWeightTileBytes;
     s_.InitLanded();
-    if (lane() < kPlaces) BarrierInit(&s_.empty[lane()], kWarps * kWarpArrivals);
-    if (lane() == 0) BarrierInit(&s_.inbox_full, 1);
+    if (lane() == 0) {
+      for (auto& barrier : s_.empty) BarrierInit(&barrier, kWarps * kWarpArrivals);
+      BarrierInit(&s_.inbox_full, 1);
+    }
     BarrierInitFence();
     __syncwarp();
     if (lane() == 0) BarrierExpectBytes(&s_.inbox_full, sizeof(s_.inbox));

@@ -34,9 +34,11 @@ struct WeightPlaces {
   alignas(1024) std::byte weights[kPlaces][kWeightTileBytes];
   uint64_t landed[kPlaces];
 
-  // By one warp; others may use the barriers when the block has met.
+  // By one warp; others may use the barriers when the block has met. One lane does it, which is
+  // quicker than a barrier each, a loop over lanes that racecheck cannot follow.
   __device__ void InitLanded() {
-    if (threadIdx.x % 32 < kPlaces) BarrierInit(&landed[threadIdx.x % 32], 1);
+    if (threadIdx.x % 32 != 0) return;
+    for (auto& barrier : landed) BarrierInit(&barrier, 1);
   }
   // By one thread.
   __device__ void Fetch(int place, const std::byte* from) {
