@@ -14,6 +14,7 @@
 #include "comm/cuda_expert_ranks.h"
 #include "device/cuda/cuda_check.h"
 #include "kernels/attention_prologue/attention_prologue_cuda.h"
+#include "kernels/attention_prologue/queries_alone_cuda.h"
 #include "kernels/embedding/embedding_cuda.h"
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/output_alone_cuda.h"
@@ -307,8 +308,9 @@ class CudaModel final : public DeepSeekV4 {
   }
 
   // queries from qr, and what the indexer scores with.
-  void QueryProducts(const CudaStep& step, bool scoring, const CudaBlockWeights& w,
-                     const AttentionPart& part, const kernels::Fp8Tiles& qr) {
+  kernels::CudaGemmParams QueryProducts(const CudaStep& step, bool scoring,
+                                        const CudaBlockWeights& w, const AttentionPart& part,
+                                        const kernels::Fp8Tiles& qr) const {
     kernels::CudaGemmParams gemm{.num_tokens = step.batch.num_tokens, .prefill = step.prefill};
     const auto add = [&](const kernels::TiledMatrix& matrix, void* y) {
       gemm.problems[gemm.num_problems++] = {.w = matrix,
@@ -327,7 +329,7 @@ class CudaModel final : public DeepSeekV4 {
       add(w.index_wq_b, ws_->index_q);
     }
     add(part.wq_b, ws_->q);
-    Enqueue(step, "query products", gemm);
+    return gemm;
   }
 
   kernels::LaunchNumber QueryNumber() const {
@@ -371,15 +373,17 @@ class CudaModel final : public DeepSeekV4 {
     const bool scoring = c4 && step.any_index_scoring;
     InputProducts(share, kind, scoring, w);
     if (share.is_share()) ranks_.GatherKeys(share, layer, w);
-    Prologue(step, share.batch.num_tokens, kind, kind_layer, w, angles, qr, pages, compressed,
-             index_keys);
-    QueryProducts(share, scoring, w, part, qr);
+    const bool alone = Queries(step, share, QueryProducts(share, scoring, w, part, qr),
+                               Prologue(step, share.batch.num_tokens, kind, kind_layer, w, angles,
+                                        qr, pages, compressed, index_keys));
     if (c4) Select(share, layer, own_angles, index_keys);
+    const bool behind_selection = c4 && !SelectsBeside(share);
     Enqueue(share, "attention",
             kernels::CudaSparseAttentionParams{.batch = share.batch,
                                                .prefill = step.prefill,
                                                .q = ws_->q,
-                                               .q_is_early = c4 && !SelectsBeside(share),
+                                               .q_is_early = behind_selection,
+                                               .step_is_early = behind_selection || !alone,
                                                .num_heads = part.num_heads,
                                                .norm_eps = constants_.norm_eps,
                                                .angles = own_angles,
@@ -397,10 +401,26 @@ class CudaModel final : public DeepSeekV4 {
                                                .counters = ws_->attention_counters});
   }
 
-  void Prologue(const CudaStep& step, int num_queries, LayerKind kind, int kind_layer,
-                const CudaBlockWeights& w, const float* angles, const kernels::Fp8Tiles& qr,
-                const kernels::PagedEntries& pages, const kernels::PagedEntries& compressed,
-                const kernels::PagedEntries& index_keys) {
+  // The prologue and what it makes queries for. Whether that was one launch.
+  bool Queries(const CudaStep& step, const CudaStep& share, const kernels::CudaGemmParams& products,
+               const kernels::CudaAttentionPrologueParams& prologue) {
+    if (share.is_share() || !kernels::AreQueriesAlone(products)) {
+      Enqueue(step, "attention prologue", prologue);
+      Enqueue(share, "query products", products);
+      return false;
+    }
+    Enqueue(step, "prologue and query products",
+            kernels::CudaQueriesAloneParams{prologue, products});
+    return true;
+  }
+
+  kernels::CudaAttentionPrologueParams Prologue(const CudaStep& step, int num_queries,
+                                                LayerKind kind, int kind_layer,
+                                                const CudaBlockWeights& w, const float* angles,
+                                                const kernels::Fp8Tiles& qr,
+                                                const kernels::PagedEntries& pages,
+                                                const kernels::PagedEntries& compressed,
+                                                const kernels::PagedEntries& index_keys) const {
     const bool c4 = kind == LayerKind::kC4;
     kernels::CudaAttentionPrologueParams p{.batch = step.batch,
                                            .norm_eps = constants_.norm_eps,
@@ -446,7 +466,7 @@ class CudaModel final : public DeepSeekV4 {
             compressor(w.index_compressor, ws_->index_compressed, index_keys, state + main_bytes);
       }
     }
-    Enqueue(step, "attention prologue", p);
+    return p;
   }
 
   void Select(const CudaStep& step, int layer, const float* angles,

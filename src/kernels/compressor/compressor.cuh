@@ -18,8 +18,6 @@ namespace fathom::kernels {
 
 inline constexpr int kCompressorThreads = 256;
 
-__device__ __forceinline__ float2 Add(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
-
 // One sequence's rows for the thread's channels of one compressor. kDim is d, kRatio 4 or 128.
 template <int kRatio, int kDim>
 class CompressorRows {

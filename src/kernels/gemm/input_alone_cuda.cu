@@ -62,41 +62,9 @@ struct Item {
   }
 };
 
-// One token's products of a block's column blocks: a sum of each, or one of all.
-template <WgmmaType kType, int kSums>
-__device__ __forceinline__ void Multiply(const Shared& s, uint64_t b, float (&sums)[kSums][4]) {
-  WgmmaFence();
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-    const uint64_t a = SmemDescriptor(SharedAddress(s.weights[i]));
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      const int accumulates = kSums == 1 || q != 0;
-      Wgmma<kType, 8>::FromSmem(sums[i % kSums], a + 2 * q, b + i * 8 + q * 2, accumulates);
-    }
-  }
-  WgmmaCommit();
-}
-// The sums of a thread's two rows, in lanes 0, 4, ….
-__device__ float2 MultiplyFp8(const Shared& s, uint64_t b, const float (&scale)[kBlocks]) {
-  float product[kBlocks][4];
-  Multiply<WgmmaType::kE4m3>(s, b, product);
-  float both[kBlocks];
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) both[i] = scale[i] * s.x_scales[i];
-  WgmmaWait<0>();
-  float2 d{};
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-    ReadyRegisters(product[i]);
-    d.x += product[i][0] * both[i];
-    d.y += product[i][2] * both[i];
-  }
-  return d;
-}
 __device__ float2 MultiplyBf16(const Shared& s, uint64_t b) {
   float d[1][4] = {};
-  Multiply<WgmmaType::kBf16>(s, b, d);
+  MultiplyLanded<WgmmaType::kBf16>(s.weights, b, d);
   WgmmaWait<0>();
   ReadyRegisters(d[0]);
   return {d[0][0], d[0][2]};
@@ -166,7 +134,8 @@ class InputAlone {
       NamedBarrier(1, kConsumers);
       const uint64_t b = TokenDescriptor(s_.x);
       for (uint64_t& landed : s_.landed) BarrierWait(&landed, n & 1);
-      const float2 d = mine.fp8 ? MultiplyFp8(s_, b, scale) : MultiplyBf16(s_, b);
+      const float2 d =
+          mine.fp8 ? MultiplyLandedFp8(s_.weights, b, scale, s_.x_scales) : MultiplyBf16(s_, b);
       BarrierArrive(&s_.used);
       Send(mine, n, d);
       if (mine.part == 0 && warp() == 0) Write(mine, n);

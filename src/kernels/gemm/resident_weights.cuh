@@ -72,9 +72,41 @@ __device__ __forceinline__ void MultiplyWidened(WeightPlaces<kResidentBlocks>& s
   ReadyRegisters(d);
 }
 
-__device__ inline float2 Add(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
-__device__ inline float4 Add(float4 a, float4 b) {
-  return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+// One token's products of a block's column blocks, which have landed: a sum of each, or one of all.
+template <WgmmaType kType, int kSums>
+__device__ __forceinline__ void MultiplyLanded(
+    const std::byte (&weights)[kResidentBlocks][kWeightTileBytes], uint64_t b,
+    float (&sums)[kSums][4]) {
+  WgmmaFence();
+#pragma unroll
+  for (int i = 0; i < kResidentBlocks; ++i) {
+    const uint64_t a = SmemDescriptor(SharedAddress(weights[i]));
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      const int accumulates = kSums == 1 || q != 0;
+      Wgmma<kType, 8>::FromSmem(sums[i % kSums], a + 2 * q, b + i * 8 + q * 2, accumulates);
+    }
+  }
+  WgmmaCommit();
+}
+// Of FP8: the sums of a thread's two rows, in lanes 0, 4, ….
+__device__ __forceinline__ float2
+MultiplyLandedFp8(const std::byte (&weights)[kResidentBlocks][kWeightTileBytes], uint64_t b,
+                  const float (&scale)[kResidentBlocks], const float (&x_scales)[kResidentBlocks]) {
+  float product[kResidentBlocks][4];
+  MultiplyLanded<WgmmaType::kE4m3>(weights, b, product);
+  float both[kResidentBlocks];
+#pragma unroll
+  for (int i = 0; i < kResidentBlocks; ++i) both[i] = scale[i] * x_scales[i];
+  WgmmaWait<0>();
+  float2 d{};
+#pragma unroll
+  for (int i = 0; i < kResidentBlocks; ++i) {
+    ReadyRegisters(product[i]);
+    d.x += product[i][0] * both[i];
+    d.y += product[i][2] * both[i];
+  }
+  return d;
 }
 
 // A lane's four of a warp's 128 columns: rounded to BF16, then codes and all columns' scale.

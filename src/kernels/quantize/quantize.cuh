@@ -83,4 +83,9 @@ __device__ __forceinline__ float WarpSum(float x) {
   return x;
 }
 
+__device__ __forceinline__ float2 Add(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
+__device__ __forceinline__ float4 Add(float4 a, float4 b) {
+  return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+}
+
 }  // namespace fathom::kernels

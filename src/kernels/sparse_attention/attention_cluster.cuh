@@ -100,7 +100,7 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
     }
     const int weighed = first_head_ + static_cast<int>(threadIdx.x) / kSplits % kHeads;
     sink_ = weighed < p_.num_heads ? p_.sink[weighed] : 0;
-    const bool early = k < keys_.num_early() || k >= end;
+    const bool early = k >= end || keys_.IsEarly(k);
     const bool queries_early = p_.q_is_early;
     uint4 q[Base::kTiles][2];
 #pragma unroll 1  // instructions that run once are slow

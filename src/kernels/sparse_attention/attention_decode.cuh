@@ -64,7 +64,7 @@ class DecodeAttention : DecodeTile<kHeads, kKeyTile> {
       key.Fetch(k < end ? keys_.Bytes(k, entry, page) : KeyBytes{}, lane);
     };
     // Before the wait: what the last launch has not written, and all that can be done with it.
-    const bool early = first + row < keys_.num_early();
+    const bool early = keys_.IsEarly(first + row);
     const auto angles = Base::LoadAngles();
     const bool queries_early = p_.q_is_early;
     uint4 q[Base::kTiles][2];

@@ -7,8 +7,8 @@
 // A step of few tokens spreads a token's keys over blocks (splits); how many depends on num_tokens,
 // max_blocks and the token's keys only, so a step of the same shape gives the same bits. Prefill
 // does not: a block adds up a token's keys in their order, 64 at a time, in a step of any size.
-// Pages, entries, fresh and angles are read before the wait (launch.cuh), and q where it is early:
-// the launch just before must not write them.
+// Angles and what earlier steps left in pages and entries are read before the wait (launch.cuh),
+// and where they are early q and what this step adds: the launch just before must not write them.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -30,6 +30,8 @@ struct CudaSparseAttentionParams {
   // Of few tokens: q is there before this launch starts, as a selection let it start behind its own
   // wait for the query products.
   bool q_is_early = false;
+  // Of few tokens: what the step adds to pages, entries and fresh is, too.
+  bool step_is_early = true;
   int num_heads = 0;  // any up to 128
   float norm_eps = 0;
   const float* angles = nullptr;   // [num_tokens, 64]

@@ -28,8 +28,12 @@ class TokenKeys {
   __device__ explicit TokenKeys(const CudaSparseAttentionParams& params)
       : TokenKeys(params, 0, 0) {}
 
-  // The first keys, which do not depend on the selection: that may be of the launch before this.
-  __device__ int num_early() const { return p_.ratio == 4 ? num_window_ : size_; }
+  // Whether the launch before this cannot have written the key: with ratio 4 it may be the
+  // selection.
+  __device__ bool IsEarly(int k) const {
+    if (k < num_window_) return p_.step_is_early || k < num_paged_;
+    return p_.ratio != 4 && (p_.step_is_early || k - num_window_ < num_old_);
+  }
   // Brings the block table near: one thread a line of it.
   __device__ void PrefetchTable() const {
     const int entries = min(static_cast<int>(blockDim.x), p_.batch.max_blocks / 32);
@@ -100,6 +104,7 @@ class TokenKeys {
     num_paged_ = max(0, computed - first_position_);
     num_window_ = position + 1 - first_position_;
     fresh_row_ = p_.batch.cu_seqlens_q[seq] + first_position_ - computed;
+    num_old_ = computed / 128;
     size_ = num_window_;
     if (p_.ratio == 4) size_ += min((position + 1) / 4, p_.topk);
     if (p_.ratio == 128) size_ += (position + 1) / 128;
@@ -120,6 +125,7 @@ class TokenKeys {
   int num_paged_ = 0;
   int num_window_ = 0;
   int fresh_row_ = 0;  // of window key 0, were it this step's
+  int num_old_ = 0;    // entries of ratio 128 of earlier steps
   int size_ = 0;
 };
 
