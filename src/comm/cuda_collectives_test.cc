@@ -11,6 +11,7 @@
 #include <random>
 
 #include "base/float_types.h"
+#include "comm/boundary_testing.h"
 #include "comm/cuda_testing.h"
 #include "comm/next_values.h"
 #include "kernels/gemm/gemm_cuda.h"
@@ -24,14 +25,6 @@ constexpr CudaGroupOptions kOptions{
     .hidden = 4096, .shared_bytes = kSharedBytes, .max_row_bytes = int64_t{1} << 20};
 
 float ToFloat(BFloat16 value) { return static_cast<float>(value); }
-
-std::vector<BFloat16> RandomValues(int64_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<BFloat16> values(static_cast<size_t>(count));
-  for (BFloat16& v : values)
-    v = BFloat16(static_cast<float>(static_cast<int32_t>(random())) * 0x1p-30f);
-  return values;
-}
 
 template <typename T>
 T* As(const device::Buffer& buffer) {
@@ -420,58 +413,6 @@ TEST_P(CudaPeersTest, ARankThatDoesNotComeIsNamed) {
 
 constexpr int64_t kBoundaryHidden = 4096;
 
-// The streams behind a boundary, and its input of the next sub-layer.
-struct BoundaryBits {
-  std::vector<BFloat16> streams, h;
-};
-
-BoundaryBits RunBoundary(TestRank& rank, int64_t tokens, const kernels::SublayerOutput& output,
-                         const kernels::OutputExchange& gather) {
-  const int64_t groups = (tokens + 7) / 8, rows = groups * 8, hidden = kBoundaryHidden;
-  const auto floats = [&rank](int64_t count, float scale, uint32_t seed) {
-    std::vector<float> values;
-    for (const BFloat16 v : RandomValues(count, seed)) values.push_back(scale * ToFloat(v));
-    return rank.Upload(values);
-  };
-  const auto streams = rank.Upload(RandomValues(tokens * 4 * hidden, 5));
-  const auto fn = floats(24 * 4 * hidden, 0.01f, 6), scale = floats(3, 1, 7);
-  const auto base = floats(24, 1, 8), post = floats(tokens * 4, 1, 9);
-  const auto comb = floats(tokens * 16, 1, 10);
-  const auto norm = rank.Upload(RandomValues(hidden, 11));
-  const auto post_out = rank.Poisoned(tokens * 16), comb_out = rank.Poisoned(tokens * 64);
-  const auto h = rank.Poisoned(rows * hidden * 2), codes = rank.Poisoned(rows * hidden);
-  const auto scales = rank.Poisoned(rows * hidden / 32);
-  kernels::Launch(
-      kernels::CudaHyperConnectionParams{.streams = As<__nv_bfloat16>(streams),
-                                         .num_tokens = tokens,
-                                         .hidden = hidden,
-                                         .output = output,
-                                         .gather = gather,
-                                         .before = {As<float>(post), As<float>(comb)},
-                                         .fn = As<float>(fn),
-                                         .scale = As<float>(scale),
-                                         .base = As<float>(base),
-                                         .norm_weight = As<__nv_bfloat16>(norm),
-                                         .constants = {1e-6f, 1e-6f, 20},
-                                         .after = {As<float>(post_out), As<float>(comb_out)},
-                                         .h = {As<__nv_bfloat16>(h), groups},
-                                         .h_fp8 = {As<uint8_t>(codes), As<float>(scales), groups}},
-      *rank.stream);
-  rank.collectives->EndStep(*rank.stream);
-  return {
-      rank.Download<BFloat16>(streams.data(), static_cast<size_t>(tokens * 4 * hidden)),
-      rank.Download<BFloat16>(h.data(), static_cast<size_t>(rows * hidden)),
-  };
-}
-
-void ExpectSameBits(const BoundaryBits& actual, const BoundaryBits& expected, int64_t tokens) {
-  const auto same = [](const std::vector<BFloat16>& a, const std::vector<BFloat16>& b) {
-    return std::memcmp(a.data(), b.data(), a.size() * sizeof(BFloat16)) == 0;
-  };
-  EXPECT_TRUE(same(actual.streams, expected.streams)) << "streams of " << tokens << " tokens";
-  EXPECT_TRUE(same(actual.h, expected.h)) << "input of " << tokens << " tokens";
-}
-
 constexpr int64_t kBoundaryTokens[] = {1, 2, 3, 8, 11, 16};
 
 // A boundary that completes its input itself has the bits of one whose input is complete.
@@ -486,8 +427,11 @@ TEST_P(CudaPeersTest, ABoundaryGathersItself) {
         const auto whole = rank.Upload(output.rows), pairs = rank.Upload(output.pair_of);
         const auto gather = rank.collectives->GatherInBoundary(tokens, columns);
         ASSERT_EQ(gather.exchange.peers.size, ranks.size()) << tokens << " tokens";
-        const auto actual = RunBoundary(rank, tokens, output.OnGpu(own, pairs), gather);
-        ExpectSameBits(actual, RunBoundary(rank, tokens, output.OnGpu(whole, pairs), {}), tokens);
+        const auto actual =
+            RunBoundary(rank, tokens, kBoundaryHidden, output.OnGpu(own, pairs), gather);
+        ExpectSameBits(actual,
+                       RunBoundary(rank, tokens, kBoundaryHidden, output.OnGpu(whole, pairs), {}),
+                       tokens);
         EXPECT_TRUE(rank.collectives->Check().ok());
       });
     }
@@ -556,14 +500,17 @@ TEST_P(CudaPeersTest, ABoundaryAddsUpWhatAllRanksMultiply) {
         const auto none = rank.Poisoned(tokens * kBoundaryHidden * 2);
         const auto y = rank.Poisoned(tokens * kBoundaryHidden * 2);
         kernels::OutputExchange add = rank.collectives->GatherInBoundary(tokens, columns);
-        add.sums = As<float>(sums);
+        add.sent = kernels::OutputExchange::Sent::kSums;
         kernels::Launch(kernels::CudaColumnSumsParams{product.Part(rank.collectives->rank(),
                                                                    ranks.size(), As<float>(sums)),
                                                       add.exchange},
                         *rank.stream);
-        const auto actual = RunBoundary(rank, tokens, {.y = As<__nv_bfloat16>(none)}, add);
+        const auto actual =
+            RunBoundary(rank, tokens, kBoundaryHidden, {.y = As<__nv_bfloat16>(none)}, add);
         kernels::Launch(product.Whole(y.data()), *rank.stream);
-        ExpectSameBits(actual, RunBoundary(rank, tokens, {.y = As<__nv_bfloat16>(y)}, {}), tokens);
+        ExpectSameBits(actual,
+                       RunBoundary(rank, tokens, kBoundaryHidden, {.y = As<__nv_bfloat16>(y)}, {}),
+                       tokens);
         EXPECT_TRUE(rank.collectives->Check().ok());
       }
     });

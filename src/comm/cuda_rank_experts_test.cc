@@ -10,6 +10,7 @@
 #include <random>
 #include <set>
 
+#include "comm/boundary_testing.h"
 #include "comm/cuda_testing.h"
 #include "kernels/grouped_gemm/experts_cuda.h"
 
@@ -222,6 +223,7 @@ class StepOnGpu {
   }
 
   kernels::CudaExpertParams& params() { return p_; }
+  kernels::SublayerOutput output() const { return {y_, p_.plan.pair_of, kChosen}; }
 
   // As routing does, before each launch.
   void ResetProgress() const {
@@ -346,15 +348,24 @@ class CudaRankExpertsTest : public testing::TestWithParam<int> {
     return on_rank;
   }
 
-  void Together(const TestRank& rank, StepOnGpu& step, const Places& places) const {
+  // sends: the outputs of one token, for a boundary with the exchange that is returned.
+  kernels::OutputExchange Together(const TestRank& rank, StepOnGpu& step, const Places& places,
+                                   bool sends = false) const {
+    const int r = rank.collectives->rank();
     const kernels::PeerExchange exchange = rank.collectives->GatherInExperts(blocks_, columns_);
     CHECK_EQ(exchange.peers.size, GetParam());
+    kernels::OutputExchange rows;
+    if (sends) rows = rank.collectives->GatherInBoundary(1, columns_);
+    rows.sent = kernels::OutputExchange::Sent::kRows;
     kernels::Launch(step.params(),
                     {.exchange = exchange,
                      .blocks = blocks_,
-                     .down_rows = columns_.count(rank.collectives->rank()),
-                     .arrived = places.arrived},
+                     .down_rows = columns_.count(r),
+                     .arrived = places.arrived,
+                     .outputs = rows.exchange,
+                     .first_output = columns_.begin[r]},
                     *rank.stream);
+    return rows;
   }
   void Apart(const TestRank& rank, StepOnGpu& step, const Places& places) const {
     const int r = rank.collectives->rank();
@@ -410,7 +421,11 @@ TEST_P(CudaRankExpertsTest, OneLaunchHasTheBitsOfOneGpu) {
         for (const bool together : {true, false, true}) {
           own.PoisonOutputs();
           own.ResetProgress();
-          together ? Together(rank, own, places) : Apart(rank, own, places);
+          if (together) {
+            Together(rank, own, places);
+          } else {
+            Apart(rank, own, places);
+          }
           Exchange(rank, places);
           rank.collectives->EndStep(*rank.stream);
           own.ExpectColumnsOf(expected, together ? "together" : "apart");
@@ -459,6 +474,43 @@ TEST_P(CudaRankExpertsTest, AReplayedChainOfLayersHasTheBitsOfOneGpu) {
       cudaGraphExecDestroy(graph);
     });
   }
+}
+
+// One token: the boundary takes the rows of all ranks from their launches, two steps in turn.
+TEST_P(CudaRankExpertsTest, ABoundaryAwaitsWhatAllRanksSend) {
+  constexpr int kReplays = 500;
+  MakeRanks();
+  const Layer layer(TileKind::kFp4, 1);
+  const Step steps[] = {Step(1, 5), Step(1, 6)};
+  ranks_->OnAll([&](TestRank& rank) { Places(rank).Poison(); });
+  ranks_->OnAll([&](TestRank& rank) {
+    const Places places(rank);
+    StepOnGpu own[] = {OnRank(rank, layer, steps[0], places),
+                       OnRank(rank, layer, steps[1], places)};
+    const TestBoundary boundaries[] = {TestBoundary(rank, 1, kHidden),
+                                       TestBoundary(rank, 1, kHidden)};
+    const cudaGraphExec_t graph = Capture(rank, [&] {
+      for (const TestBoundary& boundary : boundaries) boundary.Reset();
+      for (int i = 0; i < 2; ++i) own[i].ResetProgress();
+      for (int i = 0; i < 2; ++i) {
+        const kernels::OutputExchange rows = Together(rank, own[i], places, true);
+        boundaries[i].Enqueue(own[i].output(), rows);
+      }
+      rank.collectives->EndStep(*rank.stream);
+    });
+    for (int i = 0; i < kReplays; ++i) {
+      ASSERT_EQ(cudaGraphLaunch(graph, rank.cuda_stream()), cudaSuccess);
+    }
+    for (int i = 0; i < 2; ++i) {
+      const BoundaryBits actual = boundaries[i].Bits();
+      const auto y = rank.Upload(Expected(rank, layer, steps[i]));
+      kernels::SublayerOutput whole = own[i].output();
+      whole.y = As<__nv_bfloat16>(y);
+      ExpectSameBits(actual, RunBoundary(rank, 1, kHidden, whole, {}), 1);
+    }
+    EXPECT_TRUE(rank.collectives->Check().ok()) << rank.collectives->Check().message();
+    cudaGraphExecDestroy(graph);
+  });
 }
 
 TEST_P(CudaRankExpertsTest, ARankThatDoesNotComeIsNamed) {

@@ -2,17 +2,18 @@
 // dependent launch: a kernel may start while its predecessor in the stream still runs, so every
 // kernel waits (WaitForPredecessor(), on every thread that touches what an earlier kernel wrote or
 // reads, or before a barrier that these threads pass), and may then call AllowSuccessor() to let
-// the next one get ready. A kernel that allows its successor only after its own wait lets that one
-// read, before it waits, what the kernel before this one wrote: hyper_connection does, and
-// attention the queries behind a selection. One that allows it earlier says so (hyper_connection,
-// the attention prologue, attention's CombineKernel): what follows it reads before it waits only
-// weights and what is older than these two, and allows its own successor after its wait. Output
-// products of one token on a rank allow theirs before they wait, too: what follows reads before it
-// waits only weights and what is older than attention. Query products beside which entries are
-// selected allow it, too: the selection awaits that they have waited, and ends with its own wait. A
-// launch that fails is a bug of ours (shapes are checked at load): it ends the process with the
-// kernel's file, the grid and CUDA's message. On a device that is broken nothing is launched any
-// more: who waits for the stream learns why.
+// the next one get ready. A boundary whose input comes as packets awaits these and waits for its
+// predecessor at its end: what follows it comes behind both. A kernel that allows its successor
+// only after its own wait lets that one read, before it waits, what the kernel before this one
+// wrote: hyper_connection does, and attention the queries behind a selection. One that allows it
+// earlier says so (hyper_connection, the attention prologue, attention's CombineKernel): what
+// follows it reads before it waits only weights and what is older than these two, and allows its
+// own successor after its wait. Output products of one token on a rank allow theirs before they
+// wait, too: what follows reads before it waits only weights and what is older than attention.
+// Query products beside which entries are selected allow it, too: the selection awaits that they
+// have waited, and ends with its own wait. A launch that fails is a bug of ours (shapes are checked
+// at load): it ends the process with the kernel's file, the grid and CUDA's message. On a device
+// that is broken nothing is launched any more: who waits for the stream learns why.
 #pragma once
 
 #include <cuda_runtime.h>

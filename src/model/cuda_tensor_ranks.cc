@@ -65,7 +65,7 @@ int64_t CudaTensorRanks::MostAddedTokens() const {
 
 const kernels::PeerExchange& CudaTensorRanks::BeginSums(const CudaStep& step) {
   sums_ = collectives_->GatherInBoundary(step.batch.num_tokens, outputs_);
-  sums_.sums = ws_.output_sums;
+  sums_.sent = kernels::OutputExchange::Sent::kSums;
   return sums_.exchange;
 }
 
@@ -133,13 +133,21 @@ kernels::Mirrors CudaTensorRanks::MirrorsOf(const CudaStep& step) const {
   return collectives_->mirrors();
 }
 
-kernels::ExpertRank CudaTensorRanks::RankOfExperts(const CudaStep& step) const {
+kernels::ExpertRank CudaTensorRanks::RankOfExperts(const CudaStep& step) {
+  rows_ = {};
   if (collectives_ == nullptr) return {};
   if (kernels::AreLargeExperts(step.batch.num_tokens, step.prefill)) return {};
-  return {.exchange = collectives_->GatherInExperts(intermediate_, outputs_),
+  const kernels::PeerExchange exchange = collectives_->GatherInExperts(intermediate_, outputs_);
+  if (exchange.peers.size > 1 && step.batch.num_tokens == 1) {
+    rows_ = collectives_->GatherInBoundary(1, outputs_);
+    rows_.sent = kernels::OutputExchange::Sent::kRows;
+  }
+  return {.exchange = exchange,
           .blocks = intermediate_,
           .down_rows = num_outputs(),
-          .arrived = ws_.t_arrived};
+          .arrived = ws_.t_arrived,
+          .outputs = rows_.exchange,
+          .first_output = first_output()};
 }
 
 void CudaTensorRanks::Keep(const Status& status) {
@@ -163,6 +171,7 @@ kernels::OutputExchange CudaTensorRanks::CompleteOutput(const CudaStep& step, in
   if (step.is_share() && is_attention) return {};  // this rank's tokens are whole
   if (!step.prefill) {
     if (is_attention && AddsOutputs(step)) return sums_;
+    if (!is_attention && rows_.exchange.peers.size > 1) return rows_;
     const kernels::OutputExchange gather = collectives_->GatherInBoundary(num_rows, outputs_);
     if (gather.exchange.peers.size > 1) return gather;
   }

@@ -74,8 +74,9 @@ class CudaTensorRanks {
   kernels::Mirrors MirrorsOf(const CudaStep& step) const;
 
   // Decodes: how ranks run the experts' products in one launch, in which they exchange the
-  // intermediates. Its exchange of size 1: they run them apart.
-  kernels::ExpertRank RankOfExperts(const CudaStep& step) const;
+  // intermediates, and which sends one token's outputs to the boundary. Its exchange of size 1:
+  // they run them apart.
+  kernels::ExpertRank RankOfExperts(const CudaStep& step);
 
   // The exchanges tell a recorder that they are the layer's.
   //
@@ -118,7 +119,7 @@ class CudaTensorRanks {
   // and of the logits.
   kernels::RankParts grouped_, intermediate_, outputs_, vocabulary_;
   int64_t most_added_tokens_ = 0;
-  kernels::OutputExchange sums_;  // of the layer that is being enqueued
+  kernels::OutputExchange sums_, rows_;  // of the layer that is being enqueued
   Status exchanged_;
 };
 

@@ -79,6 +79,14 @@ __device__ __forceinline__ void SendPacket(const PeerView& peers, uint64_t numbe
   }
 }
 
+// To this rank's own memory, too: who reads all ranks' packets alike need not wait for this kernel.
+__device__ __forceinline__ void SendPacketToAll(const PeerView& peers, uint64_t number, int64_t i,
+                                                uint2 words) {
+  for (int to = 0; to < peers.size; ++to) {
+    StorePacket(PacketAt(peers, to, peers.rank, number, i), words, Tags(number));
+  }
+}
+
 __device__ __forceinline__ uint4 LoadPacket(const uint4* packet) {
   uint4 p;
   asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -106,6 +114,13 @@ __device__ __forceinline__ uint2 ReceivePacket(const PeerView& peers, uint64_t n
 // of the first halves are side by side, then those of the others.
 __device__ __forceinline__ int64_t SumPacket(int64_t row, int64_t width, int64_t column) {
   return (row * width + column / 128 * 128) / 2 + column / 2 % 2 * 32 + column % 128 / 4;
+}
+
+// Four columns of the experts' row for one token: of group 0 the shared expert's, of the others
+// what the plan's groups are (expert_plan.h).
+__host__ __device__ __forceinline__ int64_t RowPacket(int64_t group, int64_t width,
+                                                      int64_t column) {
+  return (group * width + column) / 4;
 }
 
 // The flag of a block of rank `from` in the memory of rank `to`.

@@ -72,8 +72,8 @@ void Launch(const CudaGemmParams& params, device::Stream& stream);
 // are the sum, bit for bit. How many parts; 1 where the columns are not split.
 int NumColumnParts(const CudaGemmParams& params);
 
-// Such a range of up to 16 tokens. The sums go to y, and as packets (SumPacket) to all other ranks,
-// where a boundary adds up those of all (hyper_connection_cuda.h).
+// Such a range of up to 16 tokens. The sums go to y, and as packets (SumPacket) to all ranks, where
+// a boundary adds up those of all (hyper_connection_cuda.h).
 struct CudaColumnSumsParams {
   CudaGemmParams product;  // one, kF32 of FP8
   PeerExchange exchange;   // size 1: to y alone

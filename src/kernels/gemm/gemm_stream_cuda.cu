@@ -111,7 +111,7 @@ struct GemmItems {
   }
 };
 
-// Who else gets two FP32 sums of a row: nobody, or all other ranks.
+// Who else gets two FP32 sums of a row: nobody, or all ranks.
 struct NoExchange {};
 struct NoSender {
   __device__ explicit NoSender(const NoExchange&) {}
@@ -124,8 +124,8 @@ struct PacketSender {
   __device__ explicit PacketSender(const PeerExchange& exchange)
       : peers(exchange.peers), number(peers.size == 1 ? 0 : ExchangeNumber(exchange)) {}
   __device__ void Send(int64_t row, int64_t width, int64_t column, float2 sum) const {
-    SendPacket(peers, number, SumPacket(row, width, column),
-               {__float_as_uint(sum.x), __float_as_uint(sum.y)});
+    SendPacketToAll(peers, number, SumPacket(row, width, column),
+                    {__float_as_uint(sum.x), __float_as_uint(sum.y)});
   }
 };
 // The number beside words.

@@ -224,8 +224,8 @@ class SumsAlone {
     const int row = tile_ * kTileMatrixRows + lane() * 2;
     *reinterpret_cast<float2*>(static_cast<float*>(p_.y) + row) = sum;
     if (peers.size == 1) return;
-    SendPacket(peers, number, SumPacket(0, p_.y_stride, row),
-               {__float_as_uint(sum.x), __float_as_uint(sum.y)});
+    SendPacketToAll(peers, number, SumPacket(0, p_.y_stride, row),
+                    {__float_as_uint(sum.x), __float_as_uint(sum.y)});
   }
 
   const CudaSumsAloneParams& params_;

@@ -226,8 +226,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     const float2 sum = *reinterpret_cast<const float2*>(&s.sums[token][lane() * 2]);
     *reinterpret_cast<float2*>(static_cast<float*>(p.y) + token * p.y_stride + column) = sum;
     if (peers.size == 1) continue;
-    SendPacket(peers, number, SumPacket(token, p.y_stride, column),
-               {__float_as_uint(sum.x), __float_as_uint(sum.y)});
+    SendPacketToAll(peers, number, SumPacket(token, p.y_stride, column),
+                    {__float_as_uint(sum.x), __float_as_uint(sum.y)});
   }
 }
 

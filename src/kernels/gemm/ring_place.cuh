@@ -16,6 +16,9 @@ struct RingPlace {
   __device__ void Next() {
     if (++index == kStages) index = 0, parity ^= 1, first_round = false;
   }
+  __device__ void Skip(int count) {
+    for (int i = 0; i < count; ++i) Next();
+  }
 };
 
 }  // namespace fathom::kernels

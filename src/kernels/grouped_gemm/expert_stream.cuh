@@ -12,7 +12,9 @@
 //   warp 17       fetches the rest, activations and FP8 scales, as soon as they are complete;
 //   warp 18       adds up the two halves of an item's sums and writes what becomes of them, while
 //                 the others are at the next item;
-//   warp 19       tells other blocks what is written, when it has arrived everywhere.
+//   warp 19       tells other blocks what is written, when it has arrived everywhere; of slim
+//   items,
+//                 of which nothing has to be told, it fetches activations beside warp 17.
 #pragma once
 
 #include "kernels/collective/packets.cuh"
@@ -57,7 +59,7 @@ class ExpertStream {
   static constexpr bool kAlone = kN == 1;
   static constexpr int kFp8Tokens = kAlone ? 8 : 2 * kN;
   // Column blocks of a stage.
-  static constexpr int kFp4Blocks = kSlim ? 8 : 4, kFp8Blocks = 2;
+  static constexpr int kFp4Blocks = kSlim ? 8 : 4, kFp8Blocks = kSlim ? 4 : 2;
   static constexpr int kScales = 2 * kFp8Blocks;  // of the FP8 weights of a stage
   // For one token's activations, which more lanes have written (kWarpArrivals).
   static constexpr int kXArrivals = kScales < kWarpArrivals ? kWarpArrivals : kScales;
@@ -69,7 +71,9 @@ class ExpertStream {
   static constexpr int kXScales = kFp8Blocks * kFp8Tokens;  // at most, of either kind
   // Where FP8 activations begin: of one token behind FP4's, where what is zero stays so.
   static constexpr int kFp8X = kAlone ? kFp4Blocks * kFp4Rows * 128 : 0;
-  static constexpr int kXBytes = kFp8X + kFp8Blocks * kFp8Tokens * 128;
+  // Of a column block; a slim item's only token has nothing beside it (TokenDescriptor).
+  static constexpr int kFp8XBytes = kSlim ? 128 : kFp8Tokens * 128;
+  static constexpr int kXBytes = kFp8X + (kSlim ? 1024 : kFp8Blocks * kFp8XBytes);
   static constexpr int kInboxTokens = kSlim ? 1 : kFp8Tokens;
   static constexpr int kItems = kStages + 6;   // more than a block has at hand
   static constexpr int kInboxRow = kRows + 4;  // without bank conflicts
@@ -155,16 +159,19 @@ class ExpertStream {
   }
 
   // Warp 17. source.Await(item): returns when the item's activations are there; or one token's come
-  // as packets, at source.packets(item), null otherwise.
+  // as packets, at source.packets(item), null otherwise. Of a slim item's packets two warps take
+  // turns, which are 0 and 1; the first one has all else.
   template <typename Source>
-  __device__ void FetchActivations(const Source& source) {
+  __device__ void FetchActivations(const Source& source, int turn = 0) {
     Place stage;
     for (int i = 0;; ++i) {
       const ExpertItem& item = Take(i);
       if (item.num_blocks == 0) return;
       if constexpr (kAlone) {
         if (const uint4* const packets = source.packets(item)) {
-          FetchPackets(item, source, packets, stage);
+          FetchPackets(item, source, packets, stage, turn);
+        } else if (kSlim && turn != 0) {
+          stage.Skip(item.num_blocks / BlocksOf(item.kind));
         } else {
           source.Await(item);
           FetchToken(item, stage);
@@ -278,7 +285,7 @@ class ExpertStream {
     constexpr int kAhead = 4;
     const bool fp4 = item.kind == TileKind::kFp4;
     const int full = min(BlocksOf(item.kind), 4), block = lane() / 8, unit = lane() % 8;
-    const int to = fp4 ? AloneOffset(block, unit) : kFp8X + block * kFp8Tokens * 128 + unit * 16;
+    const int to = fp4 ? AloneOffset(block, unit) : kFp8X + block * kFp8XBytes + unit * 16;
     const int scale_to = lane() * (fp4 ? kN : kFp8Tokens);
 #pragma unroll 1
     for (int begin = 0; begin < item.num_blocks; begin += kAhead * full) {
@@ -323,12 +330,16 @@ class ExpertStream {
 
   template <typename Source>
   __device__ void FetchPackets(const ExpertItem& item, const Source& source, const uint4* packets,
-                               Place& stage) {
+                               Place& stage, int turn) {
     const bool fp4 = item.kind == TileKind::kFp4;
     const int full = BlocksOf(item.kind), scales = fp4 ? kN : kFp8Tokens;
 #pragma unroll 1
     for (int begin = 0; begin < item.num_blocks; begin += kPacketBlocks) {
       const int count = min(kPacketBlocks, item.num_blocks - begin);
+      if (kSlim && begin / kPacketBlocks % 2 != turn) {
+        stage.Skip(count / full);
+        continue;
+      }
       Packets own;
       ReceivePackets(source, packets, begin, count, own);
 #pragma unroll
@@ -346,7 +357,7 @@ class ExpertStream {
         if (i + lane() / 16 < count) {
           const int block = i - first + lane() / 16, piece = lane() % 16;
           const int to = fp4 ? AloneOffset(block, piece / 2) + piece % 2 * 8
-                             : kFp8X + block * kFp8Tokens * 128 + piece * 8;
+                             : kFp8X + block * kFp8XBytes + piece * 8;
           *reinterpret_cast<uint2*>(s_.x[stage.index] + to) = {own[i / 2].x, own[i / 2].z};
         }
         if (i + 2 < first + blocks) continue;
@@ -394,6 +405,8 @@ class ExpertStream {
     float d[(kKind == TileKind::kFp4 ? kFp4Rows : kFp8Tokens) / 2] = {};
     if constexpr (kAlone && kKind == TileKind::kFp4) {
       MultiplyAlone(stage, num_blocks, d);
+    } else if constexpr (kSlim) {
+      MultiplySlimFp8(stage, num_blocks, d);
     } else {
       MultiplyStages<kKind>(stage, num_blocks, d);
     }
@@ -408,9 +421,7 @@ class ExpertStream {
     for (int block = 0; block < num_blocks; block += kBlocks) {
       BarrierWait(&s_.full[stage.index], stage.parity);
       if constexpr (kAlone) BarrierWait(&s_.x_full[stage.index], stage.parity);
-      if (kSlim && tile() != 0) {
-        // FP8: the others have its only row tile.
-      } else if (block + kBlocks <= num_blocks) {
+      if (block + kBlocks <= num_blocks) {
         MultiplyBlocks<kKind, kBlocks / 2>(stage.index, half(), d);
       } else {
         for (int b = half(); b < num_blocks - block; b += 2) {
@@ -437,8 +448,20 @@ class ExpertStream {
       kSlim ? products.EndInTurn(d) : products.End(d);
       WarpHandBackBehind(&s_.empty[max(last, 0)], last >= 0, d[0], d[2], zero);
     };
+    int block = 0;
+    if constexpr (kSlim) {  // activations of the second product come long after its weights
+      const int i = stage.index;
+      BarrierWait(&s_.full[i], stage.parity);
+      products.Expand(s_.weights[i] + first_weights * kTileBytes);
+      BarrierWait(&s_.x_full[i], stage.parity);
+      products.BeginExpanded(s_.weights[i] + first_weights * kTileBytes,
+                             s_.x[i] + first * kFp4Rows * 128, s_.x_scales[i] + first);
+      last = i;
+      stage.Next();
+      block = kFp4Blocks;
+    }
 #pragma unroll 1
-    for (int block = 0; block < num_blocks; block += kFp4Blocks) {
+    for (; block < num_blocks; block += kFp4Blocks) {
       const int i = stage.index;
       BarrierWait(&s_.full[i], stage.parity);
       products.Begin(
@@ -452,6 +475,49 @@ class ExpertStream {
       d[0] += __shfl_xor_sync(0xffffffffu, d[0], 1), d[2] += __shfl_xor_sync(0xffffffffu, d[2], 1);
     } else {
       d[0] = QuadSum(d[0]), d[2] = QuadSum(d[2]);
+    }
+  }
+
+  // A slim item's FP8, whole stages: two warpgroups have its only row tile, every second block
+  // each.
+  __device__ __forceinline__ void MultiplySlimFp8(Place& stage, int num_blocks, float (&d)[4]) {
+    constexpr int kEach = kFp8Blocks / 2, kTileBytes = 8192;
+#pragma unroll 1
+    for (int block = 0; block < num_blocks; block += kFp8Blocks) {
+      const int at = stage.index;
+      BarrierWait(&s_.full[at], stage.parity);
+      BarrierWait(&s_.x_full[at], stage.parity);
+      if (tile() == 0) {
+        float product[kEach][4];
+        const uint64_t b = TokenDescriptor(s_.x[at] + kFp8X);
+        WgmmaFence();
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+          const int own = half() + 2 * i;
+          const uint64_t a = SmemDescriptor(SharedAddress(s_.weights[at] + own * kTileBytes));
+#pragma unroll
+          for (int q = 0; q < 4; ++q) {
+            Wgmma<WgmmaType::kE4m3, 8>::FromSmem(product[i], a + 2 * q, b + own * 8 + q * 2,
+                                                 q != 0);
+          }
+        }
+        WgmmaCommit();
+        float scales[kEach];
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+          const int own = half() + 2 * i;
+          scales[i] = s_.weight_scales[at][own][0] * s_.x_scales[at][own * kFp8Tokens];
+        }
+        WgmmaWait<0>();
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+          ReadyRegisters(product[i]);
+          d[0] += product[i][0] * scales[i];
+          d[2] += product[i][2] * scales[i];
+        }
+      }
+      WarpHandBack(&s_.empty[at]);
+      stage.Next();
     }
   }
 

@@ -70,6 +70,10 @@ struct ExpertRank {
   RankParts blocks;             // of t, of 128 columns; no rank without
   int64_t down_rows = 0;        // of w2; no rank without
   uint64_t* arrived = nullptr;  // [NumArrivals], zero at first
+  // One token's outputs go to all ranks as packets (RowPacket) of this exchange, which the boundary
+  // ends, from this column on. size 1: to y.
+  PeerExchange outputs;
+  int64_t first_output = 0;
 };
 // Both products of a rank's rows in one launch, unless AreLargeExperts. hidden and intermediate are
 // those of all ranks; t is all of it and, like its packets and rank.arrived, in the shared memory

@@ -266,6 +266,8 @@ class OwnProgress {
   __device__ void Store(U* to, U value) const {
     *to = value;
   }
+  __device__ bool SendsOutputs() const { return false; }
+  __device__ void SendOutputs(int /*group*/, int /*column*/, uint2 /*four*/) const {}
   // By a warp: this block has stored its part of 128 columns of a tile.
   __device__ void Tell(int tile, int /*part*/) const {
     if (threadIdx.x % 32 == 0) ReleaseAdd(Counter(tile), 1);
@@ -296,10 +298,12 @@ class OwnProgress {
 class RankProgress {
  public:
   __device__ RankProgress(const CudaExpertParams& p, const Work& work, const ExpertRank& rank)
-      : peers_(rank.exchange.peers),
+      : rank_(rank),
+        peers_(rank.exchange.peers),
         blocks_(rank.blocks),
         arrived_(rank.arrived),
         num_blocks_(static_cast<int>(p.intermediate / 128)),
+        hidden_(p.hidden),
         number_(ExchangeNumber(rank.exchange)),
         packets_(p, work, number_) {}
 
@@ -320,6 +324,12 @@ class RankProgress {
   template <typename U>
   __device__ void Store(U* to, U value) const {
     for (int rank = 0; rank < peers_.size; ++rank) *There(to, rank) = value;
+  }
+  __device__ bool SendsOutputs() const { return rank_.outputs.peers.size > 1; }
+  // Four of this rank's columns of the only token's row in a group.
+  __device__ void SendOutputs(int group, int column, uint2 four) const {
+    const uint64_t number = number_ + (rank_.outputs.index - rank_.exchange.index);
+    SendPacketToAll(peers_, number, RowPacket(group, hidden_, rank_.first_output + column), four);
   }
   __device__ void Tell(int tile, int part) const {
     const int lane = static_cast<int>(threadIdx.x) % 32, half = static_cast<int>(blockIdx.x) % 2;
@@ -344,10 +354,12 @@ class RankProgress {
     return arrived_ + int64_t{tile} * num_blocks_ * 2 + half_block;
   }
 
+  const ExpertRank& rank_;
   const PeerView& peers_;
   const RankParts& blocks_;
   uint64_t* const arrived_;
   const int num_blocks_;  // of t
+  const int64_t hidden_;
   const uint64_t number_;
   const Packets packets_;
 };
@@ -434,9 +446,13 @@ class ExpertWriter {
     for (uint32_t left = tokens_; left != 0; left &= left - 1) {
       const int token = __ffs(static_cast<int>(left)) - 1;
       const float2 a = Stream::Sum(inbox, token, column), b = Stream::Sum(inbox, token, column + 2);
+      const uint2 four{PackBf16(a.x, a.y), PackBf16(b.x, b.y)};
+      if (progress_.SendsOutputs()) {
+        progress_.SendOutputs(item.pair_group, item.part * 128 + column, four);
+        continue;
+      }
       const int64_t pair = int64_t{item.pair_group} * 8 + token;
-      *reinterpret_cast<uint2*>(y + pair * p_.y_stride + item.part * 128 + column) = {
-          PackBf16(a.x, a.y), PackBf16(b.x, b.y)};
+      *reinterpret_cast<uint2*>(y + pair * p_.y_stride + item.part * 128 + column) = four;
     }
   }
 
@@ -487,10 +503,16 @@ class ExpertWriter {
   __device__ void FinishSlim(const ExpertItem& item, const typename Stream::Inbox& inbox) {
     const float2 own = Stream::SlimSum(inbox, 2 * lane());
     if (!item.is_down) return ShareSums(item, own);
+    const int column = item.part * 64 + 2 * lane();
+    const uint32_t two = PackBf16(own.x, own.y);
+    if (progress_.SendsOutputs()) {
+      const uint32_t more = __shfl_down_sync(0xffffffffu, two, 1);
+      if (lane() % 2 == 0) progress_.SendOutputs(item.pair_group, column, {two, more});
+      return;
+    }
     __nv_bfloat16* const y = p_.outputs(item.expert == kSharedExpert);
     const int64_t pair = int64_t{item.pair_group} * 8;
-    *reinterpret_cast<uint32_t*>(y + pair * p_.y_stride + item.part * 64 + 2 * lane()) =
-        PackBf16(own.x, own.y);
+    *reinterpret_cast<uint32_t*>(y + pair * p_.y_stride + column) = two;
   }
   // To all four blocks, who each make all 128 columns and send 32 of them.
   __device__ void ShareSums(const ExpertItem& item, float2 own) {
@@ -577,9 +599,13 @@ __global__ void __launch_bounds__(Stream::kThreads, 1)
     stream.Multiply();
   } else if (warp == 16) {
     stream.FetchWeights(ExpertItems<Stream::kSlim>(p, work), work.once);
-  } else if (warp == 17) {
+  } else if (warp == 17 || (Stream::kSlim && warp == 19)) {
     const Progress progress(p, work, rank);
-    stream.FetchActivations(Activations<Progress>(work, progress));
+    if (warp == 19) {
+      WaitForPredecessor();
+      AllowSuccessor();
+    }
+    stream.FetchActivations(Activations<Progress>(work, progress), warp == 19 ? 1 : 0);
   } else if (warp == 18) {
     const Progress progress(p, work, rank);
     WaitForPredecessor();
@@ -658,6 +684,7 @@ void LaunchStream(const CudaExpertParams& p, bool gate_up, bool down, device::St
 
 void LaunchStream(const CudaExpertParams& p, const ExpertRank& rank, device::Stream& stream) {
   const int own = rank.exchange.peers.rank;
+  CHECK(rank.outputs.peers.size == 1 || p.num_tokens == 1);
   Work work;
   work.gate_up = work.down = true;
   work.gate_up_rows = rank.blocks.count(own) * 128, work.down_rows = rank.down_rows;

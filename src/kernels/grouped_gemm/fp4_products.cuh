@@ -138,14 +138,26 @@ class Fp4AloneProducts {
     await_x();
     end_last();
     Multiply(a_[0], b, 0);
-    const int own = thread % 4 / 2;
-    const auto* scales =
-        reinterpret_cast<const uint16_t*>(weights + own * kApart * kTileBytes + 4096) +
-        thread / 32 * 32 + thread % 32 / 4 * 2 + thread % 2;
-    low_ = scales[0], high_ = scales[16];
-    x_scale_ = x_scales[own * kApart];
+    LoadScales(weights, x_scales);
     Expand(codes[1], a_[1]);
     Multiply(a_[1], b + kApart * 64, 1);
+    WgmmaWait<1>();  // a_[0] is free
+  }
+  // The same in two steps, the first one without x, where no stage was begun before.
+  __device__ __forceinline__ void Expand(const std::byte* weights) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const auto* tile = reinterpret_cast<const uint4*>(weights + i * kApart * kTileBytes);
+      const uint4 codes[2] = {tile[ThreadOfGroup()], tile[ThreadOfGroup() + 128]};
+      Expand(codes, a_[i]);
+    }
+  }
+  __device__ __forceinline__ void BeginExpanded(const std::byte* weights, const std::byte* x,
+                                                const float* x_scales) {
+    const uint64_t b = SmemDescriptor(__shfl_sync(0xffffffffu, SharedAddress(x), 0));
+    Multiply(a_[0], b, 0);
+    Multiply(a_[1], b + kApart * 64, 1);
+    LoadScales(weights, x_scales);
     WgmmaWait<1>();  // a_[0] is free
   }
   // d[0] += this thread's groups of row g, d[2] of row g + 8, of the stage that was begun, if any.
@@ -168,6 +180,15 @@ class Fp4AloneProducts {
 #pragma unroll
       for (uint32_t& word : group) asm volatile("" : "+r"(word)::"memory");
     }
+  }
+  // This thread's, of its two groups of one block.
+  __device__ __forceinline__ void LoadScales(const std::byte* weights, const float* x_scales) {
+    const int thread = ThreadOfGroup(), own = thread % 4 / 2;
+    const auto* scales =
+        reinterpret_cast<const uint16_t*>(weights + own * kApart * kTileBytes + 4096) +
+        thread / 32 * 32 + thread % 32 / 4 * 2 + thread % 2;
+    low_ = scales[0], high_ = scales[16];
+    x_scale_ = x_scales[own * kApart];
   }
   // Of rows g and g + 8, by the weights' scales.
   __device__ __forceinline__ float2 Sums() {

@@ -41,7 +41,7 @@ __device__ float4 operator+(float4 a, float4 b) {
 __device__ float Dot(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
 
 // What each of several ranks has of the output.
-enum class Ranks { kAll, kColumns, kSumsOf2, kSumsOf4 };
+enum class Ranks { kAll, kColumns, kSumsOf2, kSumsOf4, kRows };
 
 // Warps of a block. Column warps have 128 columns of a token each, which stay in registers from the
 // streams' post to the norm: all that the sub-layer's input depends on is theirs, and pre's mixes
@@ -52,7 +52,9 @@ template <bool kHead, Ranks kRanks, int kTokens>
 class Boundary {
  public:
   static constexpr bool kAdds = kRanks == Ranks::kSumsOf2 || kRanks == Ranks::kSumsOf4;
-  static constexpr int kOthers = kRanks == Ranks::kSumsOf4 ? 3 : 1;  // that have sums
+  static constexpr int kParts = kRanks == Ranks::kSumsOf4 ? 4 : 2;  // of sums
+  // Whether all ranks' predecessors send what the column warps await.
+  static constexpr bool kIsSent = kAdds || kRanks == Ranks::kRows;
   static constexpr int kMixes = kHead ? kS : kNumMixes;
   static constexpr int kLate = kNumMixes - kS;  // mixes: post's and C's
   static constexpr int kGroups = kLate / kS;    // of late mixes
@@ -66,7 +68,7 @@ class Boundary {
   };
   struct Shared {
     OfToken of[kTokens];
-    int rows[kWarps][kMaxChosen];  // of the experts' outputs
+    int rows[kWarps][kMaxChosen];  // of the experts' outputs; or the packets where these begin
     uint64_t mixers_full, early_full, late_full, squares_full;
   };
 
@@ -126,10 +128,12 @@ class Boundary {
     if (has_columns) {
       LoadBefore();
       ClusterWait();  // the barriers of all blocks are ready
-      WaitForPredecessor();
+      if constexpr (!kIsSent) WaitForPredecessor();
       Post();
       SendEarly();
       Finish();
+      // So that what comes behind this launch comes behind that one, too.
+      if constexpr (kIsSent) WaitForPredecessor();
     } else {
       Mixers last{};
       if constexpr (!kHead && kTokens == 1) LoadLast(last);
@@ -196,7 +200,9 @@ class Boundary {
     LoadStreams();
     if (p_.output.pair_of == nullptr) return;
     if (lane() < p_.output.num_chosen) {
-      s_.rows[warp()][lane()] = p_.output.pair_of[Token(token_) * p_.output.num_chosen + lane()];
+      const int row = p_.output.pair_of[Token(token_) * p_.output.num_chosen + lane()];
+      const auto packet = static_cast<int>(RowPacket(row / 8, hidden_, 0));
+      s_.rows[warp()][lane()] = kRanks == Ranks::kRows ? packet : row;
     }
     __syncwarp();
   }
@@ -237,54 +243,94 @@ class Boundary {
   // Four columns of the output: this rank's go to all others. Each is one thread's.
   __device__ float4 GatheredOutput(int64_t column) const {
     const PeerView& peers = p_.gather.exchange.peers;
-    int owner = 0;
-    while (column >= p_.gather.columns.begin[owner + 1]) ++owner;
+    const int owner = OwnerOf(column);
     const int64_t packet = (Row(token_) * hidden_ + column) / 4;
     if (owner != peers.rank) return WidenQuad(ReceivePacket(peers, number_, packet, owner));
     const float4 y = Output(column);
     SendPacket(peers, number_, packet, {PackBf16(y.x, y.y), PackBf16(y.z, y.w)});
     return y;
   }
+  __device__ int OwnerOf(int64_t column) const {
+    int owner = 0;
+    while (column >= p_.gather.columns.begin[owner + 1]) ++owner;
+    return owner;
+  }
 
-  // Four columns of the output, of which all ranks' products have sent their sums to all others.
+  // look(): of which rank something is missing still; -1: nothing.
+  template <typename Look>
+  __device__ void Await(Look look) const {
+    constexpr int kLooks = 256;
+    Patience patience(p_.gather.exchange.peers, 0);
+    int looks = 0;
+    for (int missing; (missing = look()) >= 0;) {
+      // The predecessor may wait for another rank itself, which is then the one to be named.
+      if (++looks == kLooks) WaitForPredecessor();
+      if (looks > kLooks && !patience.Wait(missing)) return;
+    }
+  }
+
+  // Four columns of the output, of which all ranks' products send parts of the sums.
   __device__ float4 AddedOutput(int64_t column) const {
     const PeerView& peers = p_.gather.exchange.peers;
-    const float4 own =
-        *reinterpret_cast<const float4*>(p_.gather.sums + Row(token_) * hidden_ + column);
     const int64_t packet = SumPacket(Row(token_), hidden_, column);
-    float4 others[kOthers];
-    ReceiveSums(packet, others);
-    const auto part = [&](int r) {
-      const float4 before = others[max(r - 1, 0)], after = others[min(r, kOthers - 1)];
-      return r == peers.rank ? own : r > peers.rank ? before : after;
-    };
-    const float4 sum = part(0) + part(1);
-    return RoundQuad(kOthers == 1 ? sum : sum + (part(2) + part(3)));
-  }
-  // All other ranks' at once.
-  __device__ void ReceiveSums(int64_t packet, float4 (&others)[kOthers]) const {
-    const PeerView& peers = p_.gather.exchange.peers;
     const uint2 tags = Tags(number_);
-    Patience patience(peers, 0);
-    int missing;  // a rank
-    do {
-      uint4 first[kOthers], second[kOthers];
-      missing = -1;
+    float4 parts[kParts];
+    Await([&] {
+      uint4 first[kParts], second[kParts];
 #pragma unroll
-      for (int i = 0; i < kOthers; ++i) {
-        const uint4* const at = PacketAt(peers, peers.rank, Other(i), number_, packet);
-        first[i] = LoadPacket(at);
-        second[i] = LoadPacket(at + 32);
+      for (int r = 0; r < kParts; ++r) {
+        const uint4* const at = PacketAt(peers, peers.rank, r, number_, packet);
+        first[r] = LoadPacket(at);
+        second[r] = LoadPacket(at + 32);
       }
+      int missing = -1;
 #pragma unroll
-      for (int i = 0; i < kOthers; ++i) {
-        if (!HasTags(first[i], tags) || !HasTags(second[i], tags)) missing = Other(i);
-        others[i] = {__uint_as_float(first[i].x), __uint_as_float(first[i].z),
-                     __uint_as_float(second[i].x), __uint_as_float(second[i].z)};
+      for (int r = 0; r < kParts; ++r) {
+        if (!HasTags(first[r], tags) || !HasTags(second[r], tags)) missing = r;
+        parts[r] = {__uint_as_float(first[r].x), __uint_as_float(first[r].z),
+                    __uint_as_float(second[r].x), __uint_as_float(second[r].z)};
       }
-    } while (missing >= 0 && patience.Wait(missing));
+      return missing;
+    });
+    const float4 sum = parts[0] + parts[1];
+    return RoundQuad(kParts == 2 ? sum : sum + (parts[kParts - 2] + parts[kParts - 1]));
   }
-  __device__ int Other(int i) const { return i < p_.gather.exchange.peers.rank ? i : i + 1; }
+
+  // Four columns of the only token's output, of which one rank sends the experts' rows.
+  __device__ float4 SentOutput(int64_t column) const {
+    const PeerView& peers = p_.gather.exchange.peers;
+    const int owner = OwnerOf(column), num_chosen = p_.output.num_chosen;
+    const uint4* const from = PacketAt(peers, peers.rank, owner, number_, column / 4);
+    const uint2 tags = Tags(number_);
+    const int* const rows = s_.rows[warp()];
+    uint2 own{};
+    float4 sum{};
+    for (int first = 0; first < num_chosen; first += kLoadedPairs) {
+      uint2 pairs[kLoadedPairs];
+      Await([&] {
+        uint4 packets[kLoadedPairs + 1];
+        packets[kLoadedPairs] = LoadPacket(from);
+#pragma unroll
+        for (int i = 0; i < kLoadedPairs; ++i) {
+          if (first + i < num_chosen) packets[i] = LoadPacket(from + rows[first + i]);
+        }
+        bool all = HasTags(packets[kLoadedPairs], tags);
+        own = {packets[kLoadedPairs].x, packets[kLoadedPairs].z};
+#pragma unroll
+        for (int i = 0; i < kLoadedPairs; ++i) {
+          if (first + i >= num_chosen) break;
+          all = all && HasTags(packets[i], tags);
+          pairs[i] = {packets[i].x, packets[i].z};
+        }
+        return all ? -1 : owner;
+      });
+#pragma unroll
+      for (int i = 0; i < kLoadedPairs; ++i) {
+        if (first + i < num_chosen) sum = sum + WidenQuad(pairs[i]);
+      }
+    }
+    return RoundQuad(sum + WidenQuad(own));
+  }
 
   // x_k = b(post_k y + sum_j C[j][k] x_j), for this warp in registers, for others in shared memory.
   __device__ void Post() {
@@ -295,6 +341,7 @@ class Boundary {
       const int64_t column = column0_ + column_;
       if (Exists(token_)) {
         y = kAdds                       ? AddedOutput(column)
+            : kRanks == Ranks::kRows    ? SentOutput(column)
             : kRanks == Ranks::kColumns ? GatheredOutput(column)
                                         : Output(column);
       }
@@ -549,8 +596,14 @@ void RunTokens(const CudaHyperConnectionParams& params, device::Stream& stream) 
   const PeerView& peers = params.gather.exchange.peers;
   if (peers.size == 1) return RunTokens<kHead, Ranks::kAll>(params, stream);
   CHECK(params.output.y != nullptr);
+  using Sent = OutputExchange::Sent;
+  if (params.gather.sent == Sent::kRows) {
+    CHECK(params.num_tokens == 1 && params.output.pair_of != nullptr);
+    CHECK_LE(RowPacket(params.output.num_chosen + 1, params.hidden, 0), kMaxPackets);
+    return Run<kHead, Ranks::kRows, 1>(params, stream);
+  }
   if constexpr (!kHead) {
-    if (params.gather.sums != nullptr) {
+    if (params.gather.sent == Sent::kSums) {
       CHECK(peers.size == 2 || peers.size == 4);
       CHECK_LE(params.num_tokens * params.hidden / 2, kMaxPackets);
       return peers.size == 2 ? RunTokens<kHead, Ranks::kSumsOf2>(params, stream)

@@ -8,7 +8,8 @@
 // predecessor. From 17 tokens on, and for prefill: boundary_large.h.
 //
 // Where a rank has some columns of the output, or a part of its sums, the same launch completes it
-// (collective/peer_view.h), for as few tokens as all blocks run at once.
+// (collective/peer_view.h), for as few tokens as all blocks run at once. What its predecessor sends
+// as packets it awaits instead of that one's end, which it awaits at its own.
 #pragma once
 
 #include <cstdint>
@@ -36,13 +37,15 @@ struct SublayerOutput {
   int num_chosen = 0;
 };
 
-// What completes an output of which each rank has some columns, multiples of 4 and none without;
-// or, of 2 or 4 ranks, a part of the sums, which are added up as a tree and which their products
-// have sent to the other ranks in this exchange (CudaColumnSumsParams).
+// What completes an output of which each rank has some columns, multiples of 4 and none without.
 struct OutputExchange {
   PeerExchange exchange;
   RankParts columns;
-  const float* sums = nullptr;  // [num_tokens, hidden]; then output.y is not read
+  // What the predecessor sends all ranks in this exchange: then the boundary awaits that, not its
+  // predecessor, and output.y is not read. Of 2 or 4 ranks a part of the sums, which are added up
+  // as a tree (CudaColumnSumsParams); of one token each rank's columns of the experts' rows
+  // (ExpertRank::outputs).
+  enum class Sent { kNothing, kSums, kRows } sent = Sent::kNothing;
 };
 
 struct CudaHyperConnectionParams {
