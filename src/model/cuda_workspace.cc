@@ -46,7 +46,6 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, int64_t head
   w.batch_bytes = StepBytes(m, limits.max_num_seqs, max_blocks, (m + c.sliding_window) / 64 + 4);
   carver.Take(w.frequencies, 64);
   carver.Take(w.index_counters, kernels::IndexCountersBytes());
-  carver.Take(w.attention_counters, kernels::SparseAttentionCountersBytes());
   carver.Take(w.step_number, 1);
   carver.Take(w.queries_begun, 1);
   carver.Take(w.index_words,
@@ -99,6 +98,7 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, int64_t head
   carver.Take(w.gathered_scales, w.pair_rows * hidden / 128);
   carver.Take(w.pairs, w.pair_rows * hidden);
   w.scratch_bytes = carver.bytes() - kept_bytes;
+  carver.Take(w.attention_counters, kernels::SparseAttentionCountersBytes());
 }
 
 void CarveShared(const config::ModelConfig& c, const ModelLimits& limits, int64_t grouped_columns,

@@ -21,9 +21,10 @@ namespace fathom::model {
 
 struct CudaWorkspace {
   // Kept from step to step.
-  float* frequencies = nullptr;                // [2, 32]: plain, compressed
-  std::byte* index_counters = nullptr;         // zero between steps
-  std::byte* attention_counters = nullptr;     // likewise
+  float* frequencies = nullptr;         // [2, 32]: plain, compressed
+  std::byte* index_counters = nullptr;  // zero between steps
+  // Likewise; behind all else, as what lies near the words of ranks is found faster there.
+  std::byte* attention_counters = nullptr;
   uint32_t* step_number = nullptr;             // kernels::LaunchNumber
   uint32_t* queries_begun = nullptr;           // likewise
   uint2* index_words = nullptr;                // [kMaxNumberedTokens, index heads * 64]

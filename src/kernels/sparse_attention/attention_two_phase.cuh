@@ -109,20 +109,21 @@ class TwoPhaseAttention {
     const int last_page = has_last ? keys_.Page(last_key, keys_.Entry(last_key)) : 0;
     const bool padding = p_.batch.token_seq[0] < 0;
     LoadAngles();
-    WaitForPredecessor();
-    AllowSuccessor();
-    CopyQueries();
+    if (!p_.step_is_early) WaitForPredecessor();
     const uint2 scales = CopyKeys(keys_.Bytes(tile_key, entry, page));
     s_.group_keys[thread_] = keys_.Bytes(key, keys_.Entry(key), key_page);
     if (has_last) {
       s_.group_keys[thread_ + kTwoPhaseThreads] =
           keys_.Bytes(last_key, keys_.Entry(last_key), last_page);
     }
+    WaitForPredecessor();
+    AllowSuccessor();
+    CopyQueries();
     FinishCopies<1>();
+    WidenKeys(scales);
+    FinishCopies<0>();
     __syncwarp();
     PrepareQueries();
-    FinishCopies<0>();
-    WidenKeys(scales);
     FenceSharedForWgmma();
     __syncthreads();
     if (padding || (!scores() && !adds())) return;
@@ -136,9 +137,13 @@ class TwoPhaseAttention {
     if (!adds()) return;
     if (thread_ == 0) AwaitTiles(counters);
     __syncthreads();
+    int passed = 0;  // before this block; known when the part is written
+    if (thread_ == 0) passed = atomicAdd(&counters->passed, 1);
     AddValues();
     __syncthreads();
     WritePart(parts);
+    // The last block to pass leaves the counters as they were.
+    if (passed == num_groups_ * kSlices - 1) counters->tiles = counters->passed = 0;
   }
 
  private:
@@ -351,12 +356,9 @@ class TwoPhaseAttention {
     FenceSharedForWgmma();
   }
 
-  // By one thread. The last block to pass leaves the counters as they were.
-  __device__ void AwaitTiles(TwoPhaseCounters* counters) const {
+  // By one thread.
+  __device__ void AwaitTiles(const TwoPhaseCounters* counters) const {
     while (AcquireLoad(&counters->tiles) < num_tiles_) {
-    }
-    if (atomicAdd(&counters->passed, 1) == num_groups_ * kSlices - 1) {
-      counters->tiles = counters->passed = 0;
     }
   }
 

@@ -110,13 +110,16 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
   }
 }
 
+inline constexpr int kPartsAhead = 9;  // of a thread, on their way while the weights are made
+
 // A block adds up one of kSlices slices of a head's parts: four columns of every kGroups-th a
 // thread.
 template <int kGroups, int kSlices>
 struct CombineShape {
   static constexpr int kColumns = kHeadDim / 4 / kSlices, kThreads = kColumns * kGroups;
+  static constexpr int kMostParts = kGroups == 8 ? kTargetBlocks : 4 * kPartsAhead;
   struct Shared {
-    float weights[kTargetBlocks];
+    float weights[kMostParts];
     float4 sums[kGroups][kColumns];
   };
 };
@@ -125,8 +128,6 @@ __device__ __forceinline__ void AddWeighted(float4& sum, float weight, const flo
   sum.x = fmaf(weight, v.x, sum.x), sum.y = fmaf(weight, v.y, sum.y);
   sum.z = fmaf(weight, v.z, sum.z), sum.w = fmaf(weight, v.w, sum.w);
 }
-
-inline constexpr int kPartsAhead = 9;  // of a thread, on their way while the weights are made
 
 // Registers for 256 threads beside a block of the next product.
 template <int kGroups, int kSlices>
@@ -157,7 +158,7 @@ __global__ void __maxnreg__(56)
         i < num_splits ? *reinterpret_cast<const float4*>(sums + i * kHeadDim) : float4{0, 0, 0, 0};
   }
   // Every warp finds the maximum and the sum; the first keeps the weights.
-  constexpr int kRounds = (kTargetBlocks + 31) / 32;
+  constexpr int kRounds = (Shape::kMostParts + 31) / 32;
   float2 scales[kRounds];
   float max = -__builtin_huge_valf(), sum = 0;
 #pragma unroll
@@ -202,13 +203,15 @@ __global__ void __maxnreg__(56)
 
 // With more, 32 heads a block are more blocks than run at once.
 inline constexpr int kMaxClusterTokens = 12;
+inline constexpr int kClusterBlocks = 120;  // of clusters of eight, that run at once
 
 // How a step of few tokens is spread out: 8, 16 or 32 heads a block; 0 splits where it is not one.
 // Counts as for 64 heads, so that a rank that has some of them adds up as one that has all. With
 // clusters the splits depend on the keys alone, and heads follow from how many blocks there are.
 struct DecodePlan {
   int heads = 8, splits = 0;
-  bool clusters = false, two_phase = false;
+  int clusters = 0;  // of `splits` each; more than one meet
+  bool two_phase = false;
 
   // Of a split. With two phases it is a group of tiles. With 16 heads and more a part of less than
   // a tile is not made: it would take as long as a tile's, and time to add up.
@@ -217,6 +220,26 @@ struct DecodePlan {
     return splits == 0 ? 0 : heads == 8 ? kSplitGranule : kKeyTile;
   }
 };
+
+// `counters`.
+struct AttentionCounters {
+  TwoPhaseCounters two_phase;
+  alignas(128) ToldColumns told[kMostTold];
+};
+
+// A tile a block of clusters that all run at once, for one token of a table of more than 256K
+// tokens. Up to there a second launch is as fast, for half of the keys faster.
+bool MeetsInClusters(const CudaSparseAttentionParams& p, int keys) {
+  constexpr int kMostWithoutClusters = kWindow + 2048;
+  if (p.batch.num_tokens > 1 || p.ratio != 128 || keys <= kMostWithoutClusters ||
+      keys > kMostClusters * kMaxClusterSplits * kClusterKeys) {
+    return false;
+  }
+  static const int kRunAtOnce =
+      MaxClusters(ClusterAttentionKernel<32, kMaxClusterSplits, true>, kMaxClusterSplits,
+                  4 * kClusterKeys, kClusterSharedBytes<32, kMaxClusterSplits>);
+  return kRunAtOnce * kMaxClusterSplits >= kClusterBlocks;
+}
 
 DecodePlan PlanDecode(const CudaSparseAttentionParams& p) {
   const int tokens = p.batch.num_tokens;
@@ -229,7 +252,11 @@ DecodePlan PlanDecode(const CudaSparseAttentionParams& p) {
   if (keys <= kMaxClusterSplits * kClusterKeys && tokens <= kMaxClusterTokens) {
     int splits = 2;
     while (splits * kClusterKeys < keys) splits *= 2;
-    return {.splits = splits, .clusters = true};
+    return {.splits = splits, .clusters = 1};
+  }
+  if (MeetsInClusters(p, keys)) {
+    constexpr int kKeys = kMaxClusterSplits * kClusterKeys;
+    return {.splits = kMaxClusterSplits, .clusters = (keys + kKeys - 1) / kKeys};
   }
   if (tokens > 4) return {};
   // 96 blocks of 8 or of 16 heads, which leave multiprocessors to the blocks that add up; 132, of
@@ -256,7 +283,8 @@ void LaunchCombine(const CudaSparseAttentionParams& p, const AttentionParts& par
   };
   if (p.batch.num_tokens > 8) return launch(CombineShape<1, 1>());
   // Twice as many blocks where a thread's parts would else not be on their way at once.
-  parts.max_splits > 4 * kPartsAhead ? launch(CombineShape<8, 4>()) : launch(CombineShape<4, 2>());
+  parts.max_splits > CombineShape<4, 2>::kMostParts ? launch(CombineShape<8, 4>())
+                                                    : launch(CombineShape<4, 2>());
 }
 
 template <int kHeads>
@@ -272,6 +300,24 @@ void LaunchDecode(const CudaSparseAttentionParams& p, const AttentionParts& part
   LaunchCombine(p, parts, stream);
 }
 
+// Clusters that meet, for up to 64 heads at a time.
+template <int kHeads>
+void LaunchMeeting(const CudaSparseAttentionParams& p, int clusters, device::Stream& stream) {
+  for (int head = 0; head < p.num_heads; head += kHeadTile) {
+    const int heads = std::min(p.num_heads - head, kHeadTile);
+    const dim3 grid(clusters * kMaxClusterSplits, (heads + kHeads - 1) / kHeads);
+    LaunchClusters(ClusterAttentionKernel<kHeads, kMaxClusterSplits, true>, grid, kMaxClusterSplits,
+                   4 * kClusterKeys, kClusterSharedBytes<kHeads, kMaxClusterSplits>, stream, p,
+                   head, reinterpret_cast<AttentionCounters*>(p.counters)->told);
+  }
+}
+void LaunchMeeting(const CudaSparseAttentionParams& p, int clusters, device::Stream& stream) {
+  CHECK(p.counters != nullptr);
+  const int blocks = (std::min(p.num_heads, kHeadTile) + 15) / 16 * clusters * kMaxClusterSplits;
+  blocks <= kClusterBlocks ? LaunchMeeting<16>(p, clusters, stream)
+                           : LaunchMeeting<32>(p, clusters, stream);
+}
+
 template <int kHeads, int kSplits>
 void LaunchCluster(const CudaSparseAttentionParams& p, device::Stream& stream) {
   const dim3 grid(kSplits, (p.num_heads + kHeads - 1) / kHeads, p.batch.num_tokens);
@@ -279,8 +325,8 @@ void LaunchCluster(const CudaSparseAttentionParams& p, device::Stream& stream) {
   // one.
   const bool alone = p.ratio == 4 && p.batch.max_blocks > 64;
   const size_t bytes = kClusterSharedBytes<kHeads, kSplits>;
-  LaunchClusters(ClusterAttentionKernel<kHeads, kSplits>, grid, kSplits, 4 * kClusterKeys,
-                 alone ? std::max(bytes, kAloneSharedBytes) : bytes, stream, p);
+  LaunchClusters(ClusterAttentionKernel<kHeads, kSplits, false>, grid, kSplits, 4 * kClusterKeys,
+                 alone ? std::max(bytes, kAloneSharedBytes) : bytes, stream, p, 0, nullptr);
 }
 template <int kHeads>
 void LaunchCluster(const CudaSparseAttentionParams& p, int splits, device::Stream& stream) {
@@ -293,7 +339,7 @@ void LaunchCluster(const CudaSparseAttentionParams& p, int splits, device::Strea
 // As few heads a block as leave a multiprocessor to each: clusters of 8 do not fill the GPU.
 void LaunchCluster(const CudaSparseAttentionParams& p, int splits, device::Stream& stream) {
   const auto run_at_once = [&](int heads) {
-    return p.batch.num_tokens * ((p.num_heads + heads - 1) / heads) * splits <= 120;
+    return p.batch.num_tokens * ((p.num_heads + heads - 1) / heads) * splits <= kClusterBlocks;
   };
   if (run_at_once(8)) return LaunchCluster<8>(p, splits, stream);
   if (run_at_once(16)) return LaunchCluster<16>(p, splits, stream);
@@ -327,7 +373,7 @@ int HeadTiles(int num_heads) { return (num_heads + kHeadTile - 1) / kHeadTile; }
 int64_t SparseAttentionWorkspaceBytes(int num_heads) {
   return PartsBytes(num_heads) + kTargetBlocks * int64_t{sizeof(TileProbabilities)};
 }
-int64_t SparseAttentionCountersBytes() { return sizeof(TwoPhaseCounters); }
+int64_t SparseAttentionCountersBytes() { return sizeof(AttentionCounters); }
 
 void Launch(const CudaSparseAttentionParams& p, device::Stream& stream) {
   if (p.batch.num_tokens == 0) return;
@@ -342,7 +388,8 @@ void Launch(const CudaSparseAttentionParams& p, device::Stream& stream) {
   if (plan.splits > 0) {
     const AttentionParts parts = parts_of(plan.splits);
     if (plan.two_phase) return LaunchTwoPhase(p, parts, stream);
-    if (plan.clusters) return LaunchCluster(p, plan.splits, stream);
+    if (plan.clusters > 1) return LaunchMeeting(p, plan.clusters, stream);
+    if (plan.clusters == 1) return LaunchCluster(p, plan.splits, stream);
     // A rank with half of the heads has half of them in a block: the same sums, and as many blocks.
     const int heads = p.num_heads <= 32 ? std::min(plan.heads, 16) : plan.heads;
     if (heads == 8) return LaunchDecode<8>(p, parts, plan.splits, stream);

@@ -103,6 +103,7 @@ class SparseAttentionCudaTest : public CudaTest {
     p.counters = counters.data();
     Launch(p, *gpu_stream_);
     const auto actual = Download<BFloat16>(out);
+    for (const uint8_t byte : Download<uint8_t>(counters)) ASSERT_EQ(byte, 0);
 
     Launch(
         HeadNormParams<BFloat16>{
@@ -401,6 +402,18 @@ TEST_F(SparseAttentionCudaTest, TwoPhasesMatchTheCpu) {
   for (const int computed : Sweep({560000, 1048574}, {560000})) run(64, computed, 1);
   for (const int heads : {4, 32, 128}) run(heads, 530000, 1);
   for (const float scale : {30.0f, 300.0f}) run(16, 540000, scale);
+}
+
+// Of keys for which clusters meet.
+TEST_F(SparseAttentionCudaTest, OneTokenOfALongContextMatchesTheCpu) {
+  const auto run = [this](int heads, int computed, float scale) {
+    Run({heads, 128, 512, {{computed, 1}}, scale, 0});
+  };
+  for (const int computed : Sweep({262400, 330000, 520000, 557000}, {262400})) {
+    run(64, computed, 1);
+  }
+  for (const int heads : Sweep({4, 16, 32, 128}, {16})) run(heads, 270000, 1);
+  for (const float scale : Sweep<float>({30.0f, 300.0f}, {300.0f})) run(32, 300000, scale);
 }
 
 TEST_F(SparseAttentionCudaTest, LongContextsMatchTheCpu) {
