@@ -14,6 +14,9 @@ namespace {
 constexpr int kSharedExpert = -1;  // as an expert's id
 // Whole stages of columns, which one token's kernel takes, and its slim items.
 constexpr int kAloneColumns = 512, kSlimColumns = 1024;
+// Of one token, each alone on its multiprocessor (route_direct.cuh). Slim items leave them that: a
+// cluster that waited for them would be late, and the next boundary gets ready there meanwhile.
+constexpr int kRoutingBlocks = 16;
 
 // How the first product's items are dealt out to the clusters: a tile of tokens times 128 columns
 // of t. First come the shared expert's, in rounds. An FP8 item takes as long as `weight` FP4 items:
@@ -22,6 +25,7 @@ constexpr int kAloneColumns = 512, kSlimColumns = 1024;
 struct Deal {
   int items_of_tile = 0;  // 0: not this launch's product
   int num_shared = 0;     // items
+  int num_routed = 0;
   int num_clusters = 0;
   int weight = 0;
 
@@ -30,6 +34,11 @@ struct Deal {
   }
   // The clusters that have one shared item more than the others.
   __device__ int busy() const { return num_shared % num_clusters; }
+
+  // From here to busy() they have no routed item, too.
+  __device__ int first_apart() const {
+    return min(max(num_routed - weight * (num_clusters - busy()), 0), busy());
+  }
 
   // The j-th routed item of a cluster.
   __device__ int Routed(int cluster, int j) const {
@@ -87,6 +96,7 @@ class ExpertItems {
     if (item < num_tiles_ * work_.deal.items_of_tile) {
       return GateUp(item / work_.deal.items_of_tile, item % work_.deal.items_of_tile);
     }
+    if constexpr (kSlim) return NextSlimDown();
     return work_.down ? NextDown() : ExpertItem{};
   }
 
@@ -126,7 +136,7 @@ class ExpertItems {
   // blocks, who have least of the first product. A block takes items before it has time for them,
   // so it takes no more than its share and a quarter: few should not be a few blocks'.
   __device__ ExpertItem NextDown() {
-    const auto parts = static_cast<int>(work_.down_rows / (kSlim ? 64 : 128)),
+    const auto parts = static_cast<int>(work_.down_rows / 128),
                blocks = static_cast<int>(gridDim.x);
     const int weight = work_.deal.weight;
     const int all = (num_tiles_ + (weight - 1) * work_.shared_tiles) * parts;
@@ -142,6 +152,23 @@ class ExpertItems {
     down_ += tile < work_.shared_tiles ? weight : 1;
     if (down_ < most) TakeNext();  // while this one is fetched
     return Down(tile, item % parts);
+  }
+  // Slim items are all dealt out beforehand: the shared expert's, whose columns of t are there
+  // first, to the blocks that had nothing else in the first product, the routed ones to the others.
+  __device__ ExpertItem NextSlimDown() {
+    const Deal& deal = work_.deal;
+    const auto parts = static_cast<int>(work_.down_rows / 64), block = static_cast<int>(blockIdx.x);
+    const int first = deal.first_apart() * kCluster<kSlim>;
+    const int apart = deal.busy() * kCluster<kSlim> - first;
+    const int shared = apart > 0 ? work_.shared_tiles * parts : 0, turn = down_++;
+    if (block >= first && block < first + apart) {
+      const int item = block - first + turn * apart;
+      return item < shared ? Down(item / parts, item % parts) : ExpertItem{};
+    }
+    const int others = static_cast<int>(gridDim.x) - apart;
+    const int place = (block < first ? block : block - apart) + turn * others;
+    const int item = num_tiles_ * parts - 1 - place;
+    return item >= shared ? Down(item / parts, item % parts) : ExpertItem{};
   }
   __device__ void TakeNext() {
     WaitForPredecessor();  // who clears the counter
@@ -635,6 +662,10 @@ template <typename Stream, typename Progress>
 void Run(const CudaExpertParams& p, Work work, const ExpertRank& rank, device::Stream& stream) {
   constexpr unsigned kBlocks = kCluster<Stream::kSlim>;
   work.deal.num_clusters = MostClusters<Stream, Progress>();
+  if constexpr (Stream::kSlim) {
+    work.deal.num_clusters -= kRoutingBlocks / kBlocks;
+    work.deal.weight = 1;
+  }
   CHECK_GT(work.deal.num_clusters, 0);
   LaunchClusters(ExpertStreamKernel<Stream, Progress>,
                  static_cast<unsigned>(work.deal.num_clusters) * kBlocks, kBlocks, Stream::kThreads,
@@ -667,6 +698,7 @@ void Run(const CudaExpertParams& p, Work work, const ExpertRank& rank, device::S
   CHECK(!work.by_packets || p.t_packets != nullptr);
   work.deal.items_of_tile = work.gate_up ? static_cast<int>(work.gate_up_rows / 128) : 0;
   work.deal.num_shared = work.shared_tiles * work.deal.items_of_tile;
+  work.deal.num_routed = work.max_tiles * work.deal.items_of_tile;
   work.deal.weight = p.routed.kind == TileKind::kFp4 ? 2 : 1;
   if (alone) return RunAlone<Progress>(p, work, rank, stream);
   ExpertTileRows(p.num_tokens) == 8 ? Run<ExpertStream<8, 5, 2>, Progress>(p, work, rank, stream)
