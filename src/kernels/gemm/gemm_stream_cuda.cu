@@ -124,6 +124,7 @@ struct PacketSender {
   __device__ explicit PacketSender(const PeerExchange& exchange)
       : peers(exchange.peers), number(peers.size == 1 ? 0 : ExchangeNumber(exchange)) {}
   __device__ void Send(int64_t row, int64_t width, int64_t column, float2 sum) const {
+    if (peers.size == 1) return;
     SendPacketToAll(peers, number, SumPacket(row, width, column),
                     {__float_as_uint(sum.x), __float_as_uint(sum.y)});
   }
