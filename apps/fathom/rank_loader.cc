@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <mutex>
 #include <thread>
@@ -21,20 +22,20 @@
 namespace fathom::app {
 namespace {
 
-// What all ranks have read, on one line. Any thread.
+// What all ranks have read, on one line. Any thread; many tell of reads at the same time, so that
+// none waits for another.
 class LoadProgress {
  public:
   explicit LoadProgress(const std::string& what) : line_(what) {}
 
   void Expect(int64_t bytes) { total_bytes_ += bytes; }  // before any read
   void Begin() {
-    const std::lock_guard lock(mutex_);
-    if (begin_ == TimePoint{}) begin_ = clock_.Now();
+    std::call_once(has_begun_, [this] { begin_ = clock_.Now(); });
   }
   void Add(int64_t bytes) {
-    const std::lock_guard lock(mutex_);
-    done_bytes_ += bytes;
-    line_.Update(done_bytes_, total_bytes_);
+    const int64_t done = done_bytes_ += bytes;
+    const std::unique_lock lock(line_mutex_, std::try_to_lock);
+    if (lock) line_.Update(done, total_bytes_);
   }
   // When no thread reads any more.
   int64_t done_bytes() const { return done_bytes_; }
@@ -45,10 +46,11 @@ class LoadProgress {
  private:
   const SystemClock clock_;
   int64_t total_bytes_ = 0;
-  std::mutex mutex_;
-  TimePoint begin_{};       // guarded
-  int64_t done_bytes_ = 0;  // guarded
-  ProgressLine line_;       // guarded
+  std::once_flag has_begun_;
+  TimePoint begin_{};
+  std::atomic<int64_t> done_bytes_{0};
+  std::mutex line_mutex_;
+  ProgressLine line_;  // guarded
 };
 
 // Reads pass through and are told.

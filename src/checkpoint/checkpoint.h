@@ -33,7 +33,7 @@ class TensorSource {
   // All tensors, ordered by name. Complete and shape-checked for the config.
   virtual const std::vector<TensorInfo>& tensors() const = 0;
   virtual const TensorInfo* Find(std::string_view name) const = 0;
-  // Copies the tensor's bytes [offset, offset + out.size()) into `out`.
+  // Copies the bytes [offset, offset + out.size()) of the tensor, one of tensors(), into `out`.
   virtual Status Read(const TensorInfo& tensor, int64_t offset, std::span<std::byte> out) const = 0;
 };
 

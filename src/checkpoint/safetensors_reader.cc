@@ -46,10 +46,10 @@ class SafetensorsSource final : public TensorSource {
   }
 
   Status Read(const TensorInfo& tensor, int64_t offset, std::span<std::byte> out) const override {
-    const TensorInfo* own = Find(tensor.name);
-    CHECK(own != nullptr);
-    CheckRange(*own, offset, out.size());
-    const Location& at = locations_[static_cast<size_t>(own - tensors_.data())];
+    CheckRange(tensor, offset, out.size());
+    const auto i = static_cast<size_t>(&tensor - tensors_.data());
+    CHECK_LT(i, tensors_.size());
+    const Location& at = locations_[i];
     return files_[at.file].ReadAt(at.offset + offset, out);
   }
 

@@ -309,12 +309,12 @@ Status CheckParts(const Weights& weights) {
 Result<std::unique_ptr<CudaWeights>> MakeCudaWeights(const config::ModelConfig& config,
                                                      const checkpoint::TensorSource& source,
                                                      bool dummy, int64_t workspace_bytes,
-                                                     device::Device& device) {
+                                                     int num_gpus, device::Device& device) {
   // The checkpoint's tensors by where the model uses them, without values behind them.
   const auto host = device::MakeCpuDevice(1);
   ASSIGN_OR_RETURN(const auto directory, PlaceWeights(config, source, *host));
   RETURN_IF_ERROR(CheckParts(*directory));
-  const int64_t unit_bytes = dummy ? kDummyUnitBytes : kReadUnitBytes;
+  const int64_t unit_bytes = dummy ? kDummyUnitBytes : ReadUnitBytes(num_gpus);
   auto weights = std::make_unique<CudaWeights>();
   {
     // Counts; nothing is read or written where it points to.

@@ -77,10 +77,10 @@ struct CudaWeights {
 
 // Reads the weights of `source` to the device, or (`dummy`) makes values there. kOutOfMemory,
 // before anything is read, when the device has no room for them and a workspace; kBadModel as
-// LoadWeights; kDevice.
+// LoadWeights; kDevice. `num_gpus`: that are loaded at the same time.
 Result<std::unique_ptr<CudaWeights>> MakeCudaWeights(const config::ModelConfig& config,
                                                      const checkpoint::TensorSource& source,
                                                      bool dummy, int64_t workspace_bytes,
-                                                     device::Device& device);
+                                                     int num_gpus, device::Device& device);
 
 }  // namespace fathom::model

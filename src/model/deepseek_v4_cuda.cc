@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string>
 #include <vector>
 
 #include "base/check.h"
@@ -748,7 +747,7 @@ class CudaModel final : public DeepSeekV4 {
 
 // The source's shape of a matrix of the first layer's attention.
 Result<std::vector<int64_t>> ShapeOf(const checkpoint::TensorSource& source, const char* matrix) {
-  const std::string name = fmt::format("layers.0.attn.{}.weight", matrix);
+  const auto name = fmt::format("layers.0.attn.{}.weight", matrix);
   const checkpoint::TensorInfo* const tensor = source.Find(name);
   if (tensor == nullptr) return BadModel(fmt::format("the checkpoint has no tensor {}", name));
   return tensor->shape;
@@ -777,7 +776,8 @@ Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig
   const int64_t workspace_bytes =
       CudaWorkspaceBytes(config, limits, head_rows, data_ranks) +
       (shared == nullptr ? SharedWorkspaceBytes(config, limits, grouped_columns, data_ranks) : 0);
-  ASSIGN_OR_RETURN(auto weights, MakeCudaWeights(config, source, dummy, workspace_bytes, device));
+  ASSIGN_OR_RETURN(auto weights, MakeCudaWeights(config, source, dummy, workspace_bytes,
+                                                 options.rank.parallel.world_size(), device));
   ASSIGN_OR_RETURN(auto workspace, MakeCudaWorkspace(config, limits, grouped_columns, head_rows,
                                                      shared, data_ranks, device));
   ASSIGN_OR_RETURN(const auto stream, device.MakeStream());

@@ -23,20 +23,21 @@ namespace {
 
 using checkpoint::TensorSource;
 
-// Between two calls that copy the link rests for some 3 us, so one is worth 150 us of it.
+// Between two calls that copy the link rests for some 3 us, so one is worth 150 us of it, or 80
+// where several GPUs keep it waiting.
 constexpr size_t kBatchUnits = 8;
 // Of a reader: one that it fills, one that it has filled before, the others on their way.
 constexpr int kReaderPlaces = 4;
 // So many read faster than the link takes it; more take cores and memory from it.
 constexpr int kMaxReaders = 12;
 
-// From `at`, the unit in device memory, to its tiles.
-void MakeTiles(const WeightUnit& unit, const std::byte* at, device::Stream& stream) {
+// The unit's matrix, which lies at `at` in device memory, and its tiles.
+kernels::MatrixToTile MatrixAt(const std::byte* at, const WeightUnit& unit) {
   kernels::WeightMatrix matrix = unit.matrix;
   matrix.data = at;
   matrix.scales =
       unit.scales_place == 0 ? nullptr : reinterpret_cast<const uint8_t*>(at + unit.scales_place);
-  kernels::LaunchTileWeights(matrix, unit.kind, unit.tiles, stream, unit.interleave);
+  return {matrix, unit.kind, unit.tiles, unit.interleave};
 }
 
 int64_t LargestUnit(const std::vector<WeightUnit>& units) {
@@ -50,8 +51,8 @@ int64_t LargestUnit(const std::vector<WeightUnit>& units) {
 // stay in the processor's cache until they are on the link. Lines that are still dirty in a core's
 // own cache the link reads at half its speed: a unit is handed over when its reader has read
 // another, which pushed most of it out to the cache that cores share. Who hands over the last unit
-// of a batch enqueues it. The thread that began all this waits until the GPU is done with a batch,
-// which frees its places.
+// of a batch enqueues it. The thread that began all this waits until a batch is on the GPU, which
+// frees its places.
 class Transfer {
  public:
   Transfer(const std::vector<WeightUnit>& units, const TensorSource& source, int num_experts,
@@ -73,33 +74,38 @@ class Transfer {
     FreePlaces();
     for (std::thread& reader : readers) reader.join();
     // Before the places' memory goes, whatever happened.
-    for (const auto& stream : streams_) Keep(stream->Synchronize());
+    for (const Lane& lane : lanes_) Keep(lane.stream->Synchronize());
     return error_;
   }
 
  private:
   struct Place {
     std::byte* pinned = nullptr;
-    std::byte* staging = nullptr;      // on the GPU
     const WeightUnit* unit = nullptr;  // that it holds; null: none. Guarded by mutex_
   };
   // Units that go to the GPU in one call.
   struct Batch {
     std::vector<Place*> places;
-    std::unique_ptr<device::Event> event;  // behind them
+    std::unique_ptr<device::Event> copied;
+  };
+  // A stream and where its batch lies on the GPU until tiles are made of it.
+  struct Lane {
+    std::unique_ptr<device::Stream> stream;
+    device::Buffer staging;
   };
 
   Status Open() {
-    const int64_t bytes = (LargestUnit(units_) + 4095) / 4096 * 4096;
+    place_bytes_ = (LargestUnit(units_) + 4095) / 4096 * 4096;
     const int num_places = num_readers_ * kReaderPlaces;
-    ASSIGN_OR_RETURN(pinned_, device_.AllocateHost(num_places * bytes));
-    ASSIGN_OR_RETURN(staging_, device_.Allocate(num_places * bytes));
-    for (auto& stream : streams_) {
-      ASSIGN_OR_RETURN(stream, device_.MakeStream());
+    ASSIGN_OR_RETURN(pinned_, device_.AllocateHost(num_places * place_bytes_));
+    for (Lane& lane : lanes_) {
+      ASSIGN_OR_RETURN(lane.stream, device_.MakeStream());
+      ASSIGN_OR_RETURN(lane.staging,
+                       device_.Allocate(static_cast<int64_t>(batch_units_) * place_bytes_));
     }
     for (int i = 0; i < num_places; ++i) {
       ASSIGN_OR_RETURN(events_.emplace_back(), device_.MakeEvent());  // as many as batches at most
-      places_.push_back({pinned_.data() + i * bytes, staging_.data() + i * bytes});
+      places_.push_back({pinned_.data() + i * place_bytes_});
     }
     device::CheckCuda(cudaGetDevice(&gpu_), __FILE__, __LINE__);  // the device's own, by now
     return OkStatus();
@@ -180,41 +186,40 @@ class Transfer {
     return batch;
   }
 
-  // Streams take turns, so that one batch's tiles are made while the next one is on the link.
+  // Lanes take turns, so that one batch's tiles are made while the next one is on the link.
   Status Send(Batch batch) {
-    std::swap(streams_[0], streams_[1]);
-    device::Stream& stream = *streams_[0];
-    CopyToStaging(batch.places, stream);
+    std::swap(lanes_[0], lanes_[1]);
+    const Lane& lane = lanes_[0];
+    std::vector<kernels::MatrixToTile> matrices;
+    std::vector<void*> to;
+    std::vector<const void*> from;
+    std::vector<size_t> bytes;
     for (const Place* place : batch.places) {
       const WeightUnit& unit = *place->unit;
-      if (unit.destination == nullptr) {
-        MakeTiles(unit, place->staging, stream);
-      } else {
-        RETURN_IF_ERROR(stream.Copy(unit.destination, place->staging, unit.bytes));
-      }
+      std::byte* const staging =
+          lane.staging.data() + static_cast<int64_t>(to.size()) * place_bytes_;
+      if (unit.destination == nullptr) matrices.push_back(MatrixAt(staging, unit));
+      to.push_back(unit.destination == nullptr ? staging : unit.destination);
+      from.push_back(place->pinned);
+      bytes.push_back(static_cast<size_t>(unit.bytes));
     }
-    RETURN_IF_ERROR(batch.event->Record(stream));
+    CopyAll(to, from, bytes, *lane.stream);
+    RETURN_IF_ERROR(batch.copied->Record(*lane.stream));
+    kernels::LaunchTileWeights(matrices, *lane.stream);
     const std::lock_guard lock(mutex_);
     sent_.push_back(std::move(batch));
     can_free_.notify_one();
     return OkStatus();
   }
 
-  static void CopyToStaging(std::span<Place* const> places, device::Stream& stream) {
-    std::vector<void*> to;
-    std::vector<const void*> from;
-    std::vector<size_t> bytes;
-    for (const Place* place : places) {
-      to.push_back(place->staging);
-      from.push_back(place->pinned);
-      bytes.push_back(static_cast<size_t>(place->unit->bytes));
-    }
+  static void CopyAll(std::span<void*> to, std::span<const void*> from, std::span<size_t> bytes,
+                      const device::Stream& stream) {
     cudaMemcpyAttributes attributes{};
     attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
     size_t first = 0;  // that the attributes are of
     device::CheckCuda(
-        cudaMemcpyBatchAsync(to.data(), from.data(), bytes.data(), places.size(), &attributes,
-                             &first, 1, static_cast<cudaStream_t>(stream.native_handle())),
+        cudaMemcpyBatchAsync(to.data(), from.data(), bytes.data(), to.size(), &attributes, &first,
+                             1, static_cast<cudaStream_t>(stream.native_handle())),
         __FILE__, __LINE__);
   }
 
@@ -228,11 +233,11 @@ class Transfer {
         batch = std::move(sent_.front());
         sent_.pop_front();
       }
-      Keep(batch.event->Wait());
+      Keep(batch.copied->Wait());
       const std::lock_guard lock(mutex_);
       for (Place* place : batch.places) place->unit = nullptr;
       num_done += batch.places.size();
-      events_.push_back(std::move(batch.event));
+      events_.push_back(std::move(batch.copied));
       can_take_.notify_all();
     }
   }
@@ -252,16 +257,17 @@ class Transfer {
   const int num_experts_;
   device::Device& device_;
   int gpu_ = 0;  // the device's number
-  device::Buffer pinned_, staging_;
+  int64_t place_bytes_ = 0;
+  device::Buffer pinned_;
   std::vector<Place> places_;  // of each reader
-  std::array<std::unique_ptr<device::Stream>, 2> streams_;
+  std::array<Lane, 2> lanes_;
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable can_take_, can_free_;
   size_t next_unit_ = 0;
   int num_reading_;                  // readers
   std::vector<Place*> handed_over_;  // and not sent
-  bool is_sending_ = false;          // who does it uses the streams
+  bool is_sending_ = false;          // who does it uses the lanes
   std::deque<Batch> sent_;
   std::vector<std::unique_ptr<device::Event>> events_;  // of no batch
   Status error_;                                        // the first
@@ -284,7 +290,10 @@ Status MakeDummyWeights(const std::vector<WeightUnit>& units, int num_experts,
     for (const WeightUnit::Read& read : unit.reads) {
       FillDummy(read.dummy, to + read.place, read.bytes, ++seed, num_experts, *stream);
     }
-    if (unit.destination == nullptr) MakeTiles(unit, staging.data(), *stream);
+    if (unit.destination == nullptr) {
+      const kernels::MatrixToTile matrix = MatrixAt(staging.data(), unit);
+      kernels::LaunchTileWeights({&matrix, 1}, *stream);
+    }
   }
   return stream->Synchronize();
 }

@@ -17,8 +17,10 @@
 namespace fathom::model {
 
 // What a unit should hold at most (a matrix is not cut below 128 rows). One that is read fits a
-// core's own cache twice; one that is made up is worth its launches.
-inline constexpr int64_t kReadUnitBytes = int64_t{1} << 20;
+// core's own cache twice. With more than two GPUs that are loaded at the same time those on their
+// way leave the cache that cores share unless they are half as large. One that is made up is worth
+// its launches.
+constexpr int64_t ReadUnitBytes(int num_gpus) { return int64_t{num_gpus > 2 ? 512 : 1024} << 10; }
 inline constexpr int64_t kDummyUnitBytes = int64_t{2} << 20;
 
 struct WeightUnit {

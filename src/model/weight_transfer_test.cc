@@ -53,7 +53,7 @@ class WeightTransferTest : public testing::Test {
 
   // Units of sizes from one byte to far more than most have, which fill the memory.
   std::vector<WeightUnit> Units(const BytesSource& source) const {
-    constexpr int64_t kMost = kReadUnitBytes;
+    constexpr int64_t kMost = ReadUnitBytes(4);
     constexpr int64_t kSizes[] = {1, kMost, 300, kMost + 4096, 8 * kMost, 77777};
     std::vector<WeightUnit> units;
     for (int64_t at = 0; at < kBytes; at += units.back().bytes) {
@@ -70,6 +70,35 @@ class WeightTransferTest : public testing::Test {
     return units;
   }
 
+  // A third of the units are bytes, the others FP8 matrices of different sizes that become tiles.
+  std::vector<WeightUnit> MatricesAndBytes(const BytesSource& source) const {
+    constexpr int64_t kRows = 128;
+    constexpr int64_t kSizes[] = {ReadUnitBytes(4), ReadUnitBytes(4) / 4, kRows * 128};
+    std::vector<WeightUnit> units;
+    for (int64_t at = 0; at < kBytes; at += units.back().bytes) {
+      const int64_t bytes = std::min(kSizes[units.size() % std::size(kSizes)], kBytes - at);
+      WeightUnit unit{.reads = {{.tensor = source.tensors().data(), .offset = at, .bytes = bytes}},
+                      .bytes = bytes};
+      if (units.size() % 3 == 1) {
+        unit.destination = memory_.data() + at;
+      } else {
+        unit.matrix = {kernels::WeightDType::kFp8, kRows, bytes / kRows};
+        unit.tiles = memory_.data() + at;
+      }
+      units.push_back(std::move(unit));
+    }
+    return units;
+  }
+
+  std::vector<std::byte> Download() const {
+    std::vector<std::byte> found(kBytes);
+    auto stream = device_->MakeStream();
+    EXPECT_TRUE(stream.ok());
+    EXPECT_TRUE((*stream)->Copy(found.data(), memory_.data(), kBytes).ok());
+    EXPECT_TRUE((*stream)->Synchronize().ok());
+    return found;
+  }
+
   Status Transfer(const BytesSource& source) {
     return TransferWeights(Units(source), source, /*num_experts=*/1, *device_);
   }
@@ -81,14 +110,32 @@ class WeightTransferTest : public testing::Test {
 
 TEST_F(WeightTransferTest, EveryByteComesToItsPlace) {
   ASSERT_TRUE(Transfer(BytesSource(kBytes)).ok());
-  std::vector<std::byte> found(kBytes);
-  auto stream = device_->MakeStream();
-  ASSERT_TRUE(stream.ok());
-  ASSERT_TRUE((*stream)->Copy(found.data(), memory_.data(), kBytes).ok());
-  ASSERT_TRUE((*stream)->Synchronize().ok());
+  const std::vector<std::byte> found = Download();
   int64_t wrong = 0;
   for (int64_t i = 0; i < kBytes; ++i) {
     if (found[static_cast<size_t>(i)] != BytesSource::At(i)) ++wrong;
+  }
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST_F(WeightTransferTest, MatricesBecomeTiles) {
+  const BytesSource source(kBytes);
+  const std::vector<WeightUnit> units = MatricesAndBytes(source);
+  ASSERT_TRUE(TransferWeights(units, source, /*num_experts=*/1, *device_).ok());
+  const std::vector<std::byte> found = Download();
+  // A row tile's 128 bytes of a row lie together, 16 of them in an order that the row gives.
+  int64_t wrong = 0;
+  for (const WeightUnit& unit : units) {
+    const int64_t begin = unit.reads[0].offset;
+    const int64_t cols = unit.destination != nullptr ? unit.bytes : unit.matrix.cols;
+    for (int64_t i = 0; i < unit.bytes; ++i) {
+      const int64_t row = i / cols, col = i % cols;
+      const int64_t tile = row / 64 * (cols / 128) + col / 128;
+      const int64_t place =
+          tile * 8192 + row % 64 * 128 + ((col % 128 / 16) ^ row % 8) * 16 + col % 16;
+      const int64_t to = unit.destination != nullptr ? i : place;
+      if (found[static_cast<size_t>(begin + to)] != BytesSource::At(begin + i)) ++wrong;
+    }
   }
   EXPECT_EQ(wrong, 0);
 }

@@ -304,6 +304,30 @@ std::vector<int64_t> TokenCounts() {
   return Sweep<int64_t>({1, 7, 8, 9, 16, 17, 33, 64, 65, 128, 200, 300}, {1, 9, 17, 33, 65, 300});
 }
 
+// More than a launch takes, of all kinds and of different sizes.
+TEST_F(GemmCudaTest, TilesOfManyMatricesAreThoseOfEach) {
+  constexpr Case kCases[] = {{TileKind::kFp8, 192, 256},
+                             {TileKind::kFp4, 128, 384},
+                             {TileKind::kBf16, 65, 128},
+                             {TileKind::kFp8AsBf16, 320, 128}};
+  std::vector<Problem> alone;
+  std::vector<MatrixToTile> all;
+  std::vector<device::Buffer> tiles;
+  for (uint32_t i = 0; i < 70; ++i) {
+    const Case& c = kCases[i % std::size(kCases)];
+    Problem& p = alone.emplace_back(MakeWeights(c, i));
+    WeightMatrix on_gpu = p.w.view;
+    on_gpu.data = p.buffers[0].data();
+    on_gpu.scales = p.w.scales.empty() ? nullptr : As<uint8_t>(p.buffers[1]);
+    tiles.push_back(Poisoned(TiledBytes(c.kind, c.rows, c.cols)));
+    all.push_back({on_gpu, c.kind, tiles.back().data()});
+  }
+  LaunchTileWeights(all, *gpu_stream_);
+  for (size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(Download<uint8_t>(tiles[i]), Download<uint8_t>(alone[i].buffers.back())) << i;
+  }
+}
+
 TEST_F(GemmCudaTest, Fp8TimesFp8) {
   for (const int64_t tokens : TokenCounts()) {
     Check({{TileKind::kFp8, 128, 256}}, tokens);

@@ -1,6 +1,8 @@
 // One thread moves one 16-byte chunk of a tile (FP4: of the codes; the scales are separate chunks).
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "kernels/gemm/weight_tiles.h"
 
@@ -89,15 +91,28 @@ __device__ uint4 Fp4Scales(const Source& w, int64_t row0, int64_t block, int ind
   return {words[0], words[1], words[2], words[3]};
 }
 
+constexpr size_t kMaxMatrices = 64;  // what a launch's parameters hold
+
+struct Matrix {
+  Source source;
+  uint4* tiles;
+  int num_tiles;
+  TileKind kind;
+  int interleave;
+};
+struct Matrices {
+  Matrix of[kMaxMatrices];
+};
+
 template <TileKind kKind>
-__global__ void TileKernel(Source w, uint4* out, int interleave) {
+__device__ void MakeTile(const Matrix& matrix, int64_t tile) {
   constexpr int kChunks = static_cast<int>(TileMatrixBytes(kKind)) / 16;
+  const Source& w = matrix.source;
   const int64_t blocks = w.cols / TileMatrixCols(kKind);
-  const int64_t tile = blockIdx.x;
   const int64_t row_tile = tile / blocks, block = tile % blocks;
   const int64_t row0 = row_tile * kTileMatrixRows;
-  const int64_t place = row_tile / 2 * 2 * interleave + row_tile % 2;
-  out += (place * blocks + block) * kChunks;
+  const int64_t place = row_tile / 2 * 2 * matrix.interleave + row_tile % 2;
+  uint4* const out = matrix.tiles + (place * blocks + block) * kChunks;
   for (int i = static_cast<int>(threadIdx.x); i < kChunks; i += static_cast<int>(blockDim.x)) {
     uint4 chunk;
     if constexpr (kKind == TileKind::kFp8) {
@@ -113,39 +128,63 @@ __global__ void TileKernel(Source w, uint4* out, int interleave) {
   }
 }
 
-template <TileKind kKind>
-void Run(const Source& w, std::byte* tiles, int interleave, cudaStream_t stream) {
-  const int64_t count = (w.rows + 63) / 64 * (w.cols / TileMatrixCols(kKind));
-  TileKernel<kKind><<<static_cast<unsigned>(count), 256, 0, stream>>>(
-      w, reinterpret_cast<uint4*>(tiles), interleave);
-  CHECK_EQ(cudaGetLastError(), cudaSuccess);
+// A block makes one tile of matrix blockIdx.y.
+__global__ void TileKernel(const __grid_constant__ Matrices matrices) {
+  const Matrix& matrix = matrices.of[blockIdx.y];
+  const auto tile = static_cast<int>(blockIdx.x);
+  if (tile >= matrix.num_tiles) return;
+  switch (matrix.kind) {
+    case TileKind::kFp8:
+      return MakeTile<TileKind::kFp8>(matrix, tile);
+    case TileKind::kBf16:
+      return MakeTile<TileKind::kBf16>(matrix, tile);
+    case TileKind::kFp8AsBf16:
+      return MakeTile<TileKind::kFp8AsBf16>(matrix, tile);
+    case TileKind::kFp4:
+      return MakeTile<TileKind::kFp4>(matrix, tile);
+  }
+}
+
+WeightDType DTypeOf(TileKind kind) {
+  if (kind == TileKind::kBf16) return WeightDType::kBF16;
+  return kind == TileKind::kFp4 ? WeightDType::kFp4 : WeightDType::kFp8;
+}
+
+Matrix ToMatrix(const MatrixToTile& m) {
+  const WeightMatrix& w = m.matrix;
+  CHECK(w.dtype == DTypeOf(m.kind));
+  CHECK_EQ(w.cols % TileMatrixCols(m.kind), 0);
+  const int64_t num_tiles =
+      (w.rows + kTileMatrixRows - 1) / kTileMatrixRows * (w.cols / TileMatrixCols(m.kind));
+  return {{reinterpret_cast<const uint8_t*>(w.data), w.scales, w.rows, w.cols},
+          reinterpret_cast<uint4*>(m.tiles),
+          static_cast<int>(num_tiles),
+          m.kind,
+          m.interleave};
 }
 
 }  // namespace
 
+void LaunchTileWeights(std::span<const MatrixToTile> matrices, device::Stream& stream) {
+  while (!matrices.empty()) {
+    const auto now = matrices.first(std::min(matrices.size(), kMaxMatrices));
+    matrices = matrices.subspan(now.size());
+    Matrices launch;
+    std::transform(now.begin(), now.end(), launch.of, ToMatrix);
+    int most_tiles = 0;
+    for (size_t i = 0; i < now.size(); ++i) {
+      most_tiles = std::max(most_tiles, launch.of[i].num_tiles);
+    }
+    const dim3 grid(static_cast<unsigned>(most_tiles), static_cast<unsigned>(now.size()));
+    TileKernel<<<grid, 256, 0, static_cast<cudaStream_t>(stream.native_handle())>>>(launch);
+    CHECK_EQ(cudaGetLastError(), cudaSuccess);
+  }
+}
+
 TiledMatrix LaunchTileWeights(const WeightMatrix& w, TileKind kind, std::byte* tiles,
                               device::Stream& stream, int interleave) {
-  CHECK_EQ(w.cols % TileMatrixCols(kind), 0);
-  const Source source{reinterpret_cast<const uint8_t*>(w.data), w.scales, w.rows, w.cols};
-  auto* const s = static_cast<cudaStream_t>(stream.native_handle());
-  switch (kind) {
-    case TileKind::kFp8:
-      CHECK(w.dtype == WeightDType::kFp8);
-      Run<TileKind::kFp8>(source, tiles, interleave, s);
-      break;
-    case TileKind::kBf16:
-      CHECK(w.dtype == WeightDType::kBF16);
-      Run<TileKind::kBf16>(source, tiles, interleave, s);
-      break;
-    case TileKind::kFp8AsBf16:
-      CHECK(w.dtype == WeightDType::kFp8);
-      Run<TileKind::kFp8AsBf16>(source, tiles, interleave, s);
-      break;
-    case TileKind::kFp4:
-      CHECK(w.dtype == WeightDType::kFp4);
-      Run<TileKind::kFp4>(source, tiles, interleave, s);
-      break;
-  }
+  const MatrixToTile matrix{w, kind, tiles, interleave};
+  LaunchTileWeights(std::span(&matrix, 1), stream);
   return {kind, w.rows, w.cols, tiles, w.scales};
 }
 

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "device/device.h"
 #include "kernels/weight_matrix.h"
@@ -43,10 +44,21 @@ inline int64_t TiledBytes(TileKind kind, int64_t rows, int64_t cols) {
   return (rows + 63) / 64 * (cols / TileMatrixCols(kind)) * TileMatrixBytes(kind);
 }
 
-// Fills `tiles` (TiledBytes) from a matrix in device memory, in stream order. The columns are a
-// multiple of TileMatrixCols. w.dtype: FP8 for the FP8 kinds, BF16, FP4. `interleave` matrices of
-// the same shape can share one range, taking turns by two row tiles (128 rows); `tiles` is then the
-// place of this one's first tile.
+// A matrix in device memory and where its tiles go. `interleave` matrices of the same shape can
+// share one range, taking turns by two row tiles (128 rows); `tiles` is then the place of this
+// one's first tile.
+struct MatrixToTile {
+  WeightMatrix matrix;
+  TileKind kind = TileKind::kFp8;
+  std::byte* tiles = nullptr;
+  int interleave = 1;
+};
+
+// Makes the tiles (TiledBytes) of all, in stream order; up to 64 matrices are one launch. The
+// columns are a multiple of TileMatrixCols. The matrix's type: FP8 for the FP8 kinds, BF16, FP4.
+void LaunchTileWeights(std::span<const MatrixToTile> matrices, device::Stream& stream);
+
+// Of one matrix.
 TiledMatrix LaunchTileWeights(const WeightMatrix& w, TileKind kind, std::byte* tiles,
                               device::Stream& stream, int interleave = 1);
 
