@@ -12,7 +12,9 @@ namespace fathom::kernels {
 namespace {
 
 using config::IndexKeyDType;
-constexpr int kLength = 140, kRank = 1024, kStateBytes = 1 << 20;
+// From token kFirst on; the 128th completes an entry of each ratio.
+constexpr int kFirst = kIsRacecheck ? 126 : 0, kLength = kIsRacecheck ? 129 : 140;
+constexpr int kRank = 1024, kStateBytes = 1 << 20;
 constexpr int64_t kIndexRows = 1024, kQueryRows = 2304;
 
 class QueriesAloneCudaTest : public CudaTest {
@@ -53,7 +55,7 @@ class QueriesAloneCudaTest : public CudaTest {
     const device::Buffer pages = Poisoned(batch.num_pages() * TestPools::kPageBytes);
     const device::Buffer state = Upload(zeros(kStateBytes)), begun = Poisoned(4);
     std::vector<std::vector<uint8_t>> left;
-    for (int position = 0; position < kLength; ++position) {
+    for (int position = kFirst; position < kLength; ++position) {
       const auto seed = static_cast<uint32_t>(10 * position);
       std::vector<device::Buffer> step;
       const auto put = [&](device::Buffer buffer) {
