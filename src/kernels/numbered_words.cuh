@@ -29,17 +29,27 @@ __device__ __forceinline__ void StoreNumbered(uint2* to, uint32_t value, uint32_
                : "memory");
 }
 
-// The values of two words next to each other, 16 bytes, a lane. All lanes of a warp look until all
-// have theirs: what follows is one instruction stream.
-__device__ __forceinline__ uint2 AwaitTwoNumbered(const uint2* from, uint32_t number) {
-  uint4 two;
+// The values of an even number of words next to each other, a lane, on their way at once. All lanes
+// of a warp look until all have theirs: what follows is one instruction stream.
+template <int kWords>
+__device__ __forceinline__ void AwaitNumbered(const uint2* from, uint32_t number,
+                                              uint32_t (&values)[kWords]) {
+  uint4 twos[kWords / 2];
+  bool there;
   do {
-    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(two.x), "=r"(two.y), "=r"(two.z), "=r"(two.w)
-                 : "l"(from)
-                 : "memory");
-  } while (!__all_sync(0xffffffffu, two.y == number && two.w == number));
-  return {two.x, two.z};
+    there = true;
+#pragma unroll
+    for (int i = 0; i < kWords / 2; ++i) {
+      asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(twos[i].x), "=r"(twos[i].y), "=r"(twos[i].z), "=r"(twos[i].w)
+                   : "l"(from + 2 * i)
+                   : "memory");
+    }
+#pragma unroll
+    for (const uint4& two : twos) there = there && two.y == number && two.w == number;
+  } while (!__all_sync(0xffffffffu, there));
+#pragma unroll
+  for (int i = 0; i < kWords / 2; ++i) values[2 * i] = twos[i].x, values[2 * i + 1] = twos[i].z;
 }
 
 }  // namespace fathom::kernels

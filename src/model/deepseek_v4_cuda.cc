@@ -306,8 +306,8 @@ class CudaModel final : public DeepSeekV4 {
     Enqueue(step, "input products", gemm);
   }
 
-  // queries from qr, and what the indexer scores with.
-  kernels::CudaGemmParams QueryProducts(const CudaStep& step, bool scoring,
+  // queries from qr, and what the indexer scores with. beside: SelectsBeside.
+  kernels::CudaGemmParams QueryProducts(const CudaStep& step, bool scoring, bool beside,
                                         const CudaBlockWeights& w, const AttentionPart& part,
                                         const kernels::Fp8Tiles& qr) const {
     kernels::CudaGemmParams gemm{.num_tokens = step.batch.num_tokens, .prefill = step.prefill};
@@ -320,12 +320,11 @@ class CudaModel final : public DeepSeekV4 {
                                             .y_stride = matrix.rows,
                                             .y_fp8 = {}};
     };
-    if (scoring && SelectsBeside(step)) {
-      add(w.index_wq_b, ws_->index_words);
+    if (scoring) add(w.index_wq_b, beside ? static_cast<void*>(ws_->index_words) : ws_->index_q);
+    if (beside) {
       gemm.problems[0].output = GemmOutput::kNumbered;
       gemm.number = QueryNumber();
-    } else if (scoring) {
-      add(w.index_wq_b, ws_->index_q);
+      gemm.max_blocks = kernels::BlocksOfProducts(step.batch.num_tokens, step.max_entries);
     }
     add(part.wq_b, ws_->q);
     return gemm;
@@ -335,10 +334,10 @@ class CudaModel final : public DeepSeekV4 {
     return {ws_->step_number, static_cast<uint32_t>(layer_), ws_->queries_begun};
   }
   // Entries are selected beside the query products, not behind them.
-  bool SelectsBeside(const CudaStep& step) const {
-    return step.any_index_scoring && !step.prefill && step.max_entries > c_.index_topk &&
-           step.batch.num_tokens <= kernels::kMaxNumberedTokens &&
-           kernels::AwaitsWords(step.batch.num_tokens, c_.index_num_heads, step.max_entries);
+  bool SelectsBeside(const CudaStep& step, int64_t weight_bytes) const {
+    const int n = step.batch.num_tokens;
+    return !step.prefill && step.max_entries > c_.index_topk && n <= kernels::kMaxNumberedTokens &&
+           kernels::AwaitsWords(n, c_.index_num_heads, step.max_entries, weight_bytes);
   }
 
   void Attention(const CudaStep& step, const CudaStep& share, int layer,
@@ -372,11 +371,13 @@ class CudaModel final : public DeepSeekV4 {
     const bool scoring = c4 && step.any_index_scoring;
     InputProducts(share, kind, scoring, w);
     if (share.is_share()) ranks_.GatherKeys(share, layer, w);
-    const bool alone = Queries(step, share, QueryProducts(share, scoring, w, part, qr),
+    const bool beside =
+        scoring && SelectsBeside(share, TiledBytes(w.index_wq_b) + TiledBytes(part.wq_b));
+    const bool alone = Queries(step, share, QueryProducts(share, scoring, beside, w, part, qr),
                                Prologue(step, share.batch.num_tokens, kind, kind_layer, w, angles,
                                         qr, pages, compressed, index_keys));
-    if (c4) Select(share, layer, own_angles, index_keys);
-    const bool behind_selection = c4 && !SelectsBeside(share);
+    if (c4) Select(share, layer, own_angles, index_keys, beside);
+    const bool behind_selection = c4 && !beside;
     Enqueue(share, "attention",
             kernels::CudaSparseAttentionParams{.batch = share.batch,
                                                .prefill = step.prefill,
@@ -469,29 +470,28 @@ class CudaModel final : public DeepSeekV4 {
   }
 
   void Select(const CudaStep& step, int layer, const float* angles,
-              const kernels::PagedEntries& index_keys) {
+              const kernels::PagedEntries& index_keys, bool beside) {
     const double scale = 1.0 / std::sqrt(double{1} * c_.index_head_dim * c_.index_num_heads);
-    Enqueue(
-        step, "index selection",
-        kernels::CudaIndexSelectParams{.batch = step.batch,
-                                       .any_scoring = step.any_index_scoring,
-                                       .q = ws_->index_q,
-                                       .q_words = SelectsBeside(step) ? ws_->index_words : nullptr,
-                                       .q_number = QueryNumber(),
-                                       .projected = ws_->index_projected,
-                                       .projected_stride = c_.index_num_heads,
-                                       .weight_scale = static_cast<float>(scale),
-                                       .num_heads = c_.index_num_heads,
-                                       .angles = angles,
-                                       .topk = c_.index_topk,
-                                       .keys = index_keys,
-                                       .dtype = index_dtype_,
-                                       .max_entries = step.max_entries,
-                                       .workspace = ws_->index_workspace,
-                                       .workspace_bytes = ws_->index_workspace_bytes,
-                                       .counters = ws_->index_counters,
-                                       .selected = ws_->selected,
-                                       .counts = ws_->num_selected});
+    Enqueue(step, "index selection",
+            kernels::CudaIndexSelectParams{.batch = step.batch,
+                                           .any_scoring = step.any_index_scoring,
+                                           .q = ws_->index_q,
+                                           .q_words = beside ? ws_->index_words : nullptr,
+                                           .q_number = QueryNumber(),
+                                           .projected = ws_->index_projected,
+                                           .projected_stride = c_.index_num_heads,
+                                           .weight_scale = static_cast<float>(scale),
+                                           .num_heads = c_.index_num_heads,
+                                           .angles = angles,
+                                           .topk = c_.index_topk,
+                                           .keys = index_keys,
+                                           .dtype = index_dtype_,
+                                           .max_entries = step.max_entries,
+                                           .workspace = ws_->index_workspace,
+                                           .workspace_bytes = ws_->index_workspace_bytes,
+                                           .counters = ws_->index_counters,
+                                           .selected = ws_->selected,
+                                           .counts = ws_->num_selected});
     recording_.TakeIndex(step, layer);
   }
 

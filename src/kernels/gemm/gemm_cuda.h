@@ -50,6 +50,7 @@ struct CudaGemmParams {
   // Of kNumbered, which the first of several problems may be, of few tokens: its rows come
   // before the others', so that who awaits its words need not wait for the launch's end.
   LaunchNumber number = {};
+  int max_blocks = 0;     // who runs beside has the other multiprocessors; 0: nobody does
   bool few_rows = false;  // of a rank, or of all: columns are split as far as pays
 };
 

@@ -380,18 +380,21 @@ TEST_F(GemmCudaTest, NumberedWordsHoldTheBitsOfBf16) {
       CudaGemmParams params{.problems = {a.gemm, b.gemm}, .num_problems = 2, .num_tokens = tokens};
       Launch(params, *gpu_stream_);
       const auto pairs = Download<uint32_t>(a.y);
-      const auto words = Poisoned(tokens * rows * 4);
       params.problems[0].output = GemmOutput::kNumbered;
-      params.problems[0].y = words.data();
       params.number = {As<uint32_t>(step), 3, As<uint32_t>(begun)};
-      Launch(params, *gpu_stream_);
-      const auto numbered = Download<uint32_t>(words);
-      for (size_t i = 0; i < static_cast<size_t>(tokens * rows / 2); ++i) {
-        ASSERT_EQ(numbered[2 * i], pairs[i]) << rows << " rows, word " << i;
-        ASSERT_EQ(numbered[2 * i + 1], 47u) << rows << " rows, word " << i;
+      for (const int max_blocks : {0, 66}) {
+        const auto words = Poisoned(tokens * rows * 4);
+        params.problems[0].y = words.data();
+        params.max_blocks = max_blocks;
+        Launch(params, *gpu_stream_);
+        const auto numbered = Download<uint32_t>(words);
+        for (size_t i = 0; i < static_cast<size_t>(tokens * rows / 2); ++i) {
+          ASSERT_EQ(numbered[2 * i], pairs[i]) << rows << " rows, word " << i;
+          ASSERT_EQ(numbered[2 * i + 1], 47u) << rows << " rows, word " << i;
+        }
+        EXPECT_EQ(Download<uint32_t>(begun)[0], 47u);
+        Expect(second, b, tokens);
       }
-      EXPECT_EQ(Download<uint32_t>(begun)[0], 47u);
-      Expect(second, b, tokens);
     }
   }
 }

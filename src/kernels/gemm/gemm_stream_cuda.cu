@@ -452,8 +452,9 @@ void Run(const CudaGemmParams& params, int split, device::Stream& stream,
   // Of a rank's columns not more than find a multiprocessor for themselves while the launch before
   // still holds the others.
   const bool is_beside = !kIsSlim<Stream> && !params.problems[0].w.is_whole();
+  const int room = is_beside ? kMultiprocessors / 2 / split : MostClusters<Stream, Exchange>(split);
   const int max_clusters =
-      is_beside ? kMultiprocessors / 2 / split : MostClusters<Stream, Exchange>(split);
+      params.max_blocks == 0 ? room : std::min(room, params.max_blocks / split);
   const Deal deal = MakeDeal(params, Stream::kTokens, split, max_clusters, kIsSlim<Stream>);
   LaunchClusters(GemmStreamKernel<Stream, Exchange>,
                  static_cast<unsigned>(deal.num_clusters * deal.split),

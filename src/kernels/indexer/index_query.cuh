@@ -106,7 +106,7 @@ struct IndexQueryRow {
     if (head < p.num_heads) {
       const int64_t first = (token * p.num_heads + head) * kIndexDim + lane % kLanes * kValues;
       projected = __bfloat162float(p.projected[token * p.projected_stride + head]);
-      kWords ? AwaitValues(p.q_words + first / 2, ValueOf(p.q_number), pairs)
+      kWords ? AwaitNumbered(p.q_words + first / 2, ValueOf(p.q_number), pairs)
              : LoadValues(p.q + first, pairs);
     }
     if (lane % kLanes >= kLanes / 2) {
@@ -130,12 +130,6 @@ struct IndexQueryRow {
   }
 
  private:
-  __device__ static void AwaitValues(const uint2* from, uint32_t number,
-                                     uint32_t (&pairs)[kValues / 2]) {
-    static_assert(!kWords || kLanes == 32);  // a warp has one head
-    const uint2 two = AwaitTwoNumbered(from, number);
-    pairs[0] = two.x, pairs[1] = two.y;
-  }
   __device__ static void LoadValues(const __nv_bfloat16* from, uint32_t (&pairs)[kValues / 2]) {
     using Words = std::conditional_t<kValues % 8 == 0, uint4, uint2>;
 #pragma unroll
@@ -151,8 +145,9 @@ __device__ __forceinline__ int64_t QueryCodesOffset(int64_t row, int four) {
   return row / 8 * 1024 + row % 8 * 128 + chunk * 16 + four / 8 * 4;
 }
 // The lane's codes.
+template <bool kWords>
 __device__ __forceinline__ void StoreQueryCodes(uint8_t* rows, int64_t row, int lane,
-                                                const IndexQueryRow<kQueryLanes>& query) {
+                                                const IndexQueryRow<kQueryLanes, kWords>& query) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int64_t offset = QueryCodesOffset(row, lane % kQueryLanes * 4 + i);

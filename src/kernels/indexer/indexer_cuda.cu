@@ -83,11 +83,23 @@ int HeadRows(int num_heads) { return num_heads <= 8 ? 8 : 64; }
 bool IsDecode(int num_tokens, int num_heads) {
   return num_tokens <= kMaxIndexDecodeTokens && HeadRows(num_heads) == 64;
 }
+// Steps of very few tokens at short contexts: a token is a cluster's.
+bool TakesClusters(int num_tokens, int max_entries) {
+  constexpr int kMostTokens = 12;
+  return num_tokens <= kMostTokens && max_entries <= kMaxFewEntries;
+}
+// Longer contexts: whether the products and the selection end earlier on half of the
+// multiprocessors each than one after the other on all. A rank's fewer weights, or more entries or
+// tokens, leave too little beside which to select.
+bool HalvesPay(int num_tokens, int max_entries, int64_t product_bytes) {
+  return num_tokens == 1 && max_entries <= 65536 && product_bytes >= 32 << 20;
+}
 int64_t ScoreStride(int max_entries) { return (int64_t{max_entries} + 63) / 64 * 64; }
-// Blocks that a decode step's token is shared out among, at most; all tokens' run at once.
-int DecodeParts(int num_tokens, int max_entries) {
+// Blocks that a decode step's token is shared out among, at most; all tokens' run at once, on
+// `room` multiprocessors.
+int DecodeParts(int num_tokens, int max_entries, int room) {
   if (max_entries <= kEntriesOfOneBlock) return 1;
-  const int most = std::max(std::min(NumMultiprocessors(), kMaxSelectParts) / num_tokens, 1);
+  const int most = std::max(std::min(room, kMaxSelectParts) / num_tokens, 1);
   return std::min(most, (max_entries - 1) / kEntriesOfPart + 1);
 }
 // Besides the scores: the queries.
@@ -99,7 +111,9 @@ int64_t FixedBytes(int num_tokens, int num_heads) {
 constexpr int kMaxSharedEntries = 16384;
 
 void SelectDecode(const CudaIndexSelectParams& p, float* scores, device::Stream& stream) {
-  const int num_tokens = p.batch.num_tokens, parts = DecodeParts(num_tokens, p.max_entries);
+  const int num_tokens = p.batch.num_tokens;
+  const int others = p.q_words == nullptr ? 0 : BlocksOfProducts(num_tokens, p.max_entries);
+  const int parts = DecodeParts(num_tokens, p.max_entries, NumMultiprocessors() - others);
   SelectDecodeParams params{.in = p, .scores = scores, .stride = ScoreStride(p.max_entries)};
   const int tiles = (p.max_entries + kIndexTile - 1) / kIndexTile;
   const int most = std::max((tiles + parts - 1) / parts * kIndexTile,
@@ -114,16 +128,11 @@ void SelectDecode(const CudaIndexSelectParams& p, float* scores, device::Stream&
   params.exchange = reinterpret_cast<SelectPart*>(params.counters + kMaxIndexDecodeTokens);
   const auto kernel = p.dtype == IndexKeyDType::kFp4 ? SelectDecodeKernel<IndexKeyDType::kFp4>
                                                      : SelectDecodeKernel<IndexKeyDType::kFp8>;
-  LaunchKernel(kernel, dim3(parts, num_tokens), kSelectThreads,
-               sizeof(SelectDecodeShared) + 1024 + kDecodeGroups * params.stages * page_bytes +
-                   (params.part_words + params.shared_entries) * sizeof(float),
+  const size_t bytes = sizeof(SelectDecodeShared) + 1024 +
+                       kDecodeGroups * params.stages * page_bytes +
+                       (params.part_words + params.shared_entries) * sizeof(float);
+  LaunchKernel(kernel, dim3(parts, num_tokens), kSelectThreads, std::max(bytes, kAloneSharedBytes),
                stream, params);
-}
-
-// Steps of very few tokens at short contexts: a token is a cluster's.
-bool TakesClusters(int num_tokens, int max_entries) {
-  constexpr int kMostTokens = 12;
-  return num_tokens <= kMostTokens && max_entries <= kMaxFewEntries;
 }
 
 void SelectClusters(const CudaIndexSelectParams& p, device::Stream& stream) {
@@ -177,14 +186,19 @@ int64_t MinIndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries) {
   return FixedBytes(num_tokens, num_heads) + rows * ScoreStride(max_entries) * 4;
 }
 
-bool AwaitsWords(int num_tokens, int num_heads, int max_entries) {
-  return IsDecode(num_tokens, num_heads) && TakesClusters(num_tokens, max_entries);
+bool AwaitsWords(int num_tokens, int num_heads, int max_entries, int64_t product_bytes) {
+  if (!IsDecode(num_tokens, num_heads)) return false;
+  return TakesClusters(num_tokens, max_entries) ||
+         HalvesPay(num_tokens, max_entries, product_bytes);
+}
+int BlocksOfProducts(int num_tokens, int max_entries) {
+  return TakesClusters(num_tokens, max_entries) ? 0 : NumMultiprocessors() / 2;
 }
 
 void Launch(const CudaIndexSelectParams& p, device::Stream& stream) {
   const int num_tokens = p.batch.num_tokens;
   if (num_tokens == 0) return;
-  CHECK(p.q_words == nullptr || AwaitsWords(num_tokens, p.num_heads, p.max_entries));
+  CHECK(p.q_words == nullptr || IsDecode(num_tokens, p.num_heads));
   SelectParams select{.batch = p.batch, .topk = p.topk, .selected = p.selected, .counts = p.counts};
   if (!p.any_scoring || p.max_entries <= p.topk) {
     LaunchKernel(SelectKernel, num_tokens, kSelectThreads, 0, stream, select);

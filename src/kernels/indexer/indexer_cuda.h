@@ -58,8 +58,12 @@ int64_t IndexCountersBytes();
 int64_t IndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries);
 int64_t MinIndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries);
 
-// Whether a step of decodes that scores entries may have q_words.
-bool AwaitsWords(int num_tokens, int num_heads, int max_entries);
+// Whether a step of decodes that scores entries may have q_words, of products of so many bytes of
+// weights.
+bool AwaitsWords(int num_tokens, int num_heads, int max_entries, int64_t product_bytes);
+// How many blocks these have then (CudaGemmParams::max_blocks): the selection has the other
+// multiprocessors. 0: all of them, beside whose blocks it finds room.
+int BlocksOfProducts(int num_tokens, int max_entries);
 
 void Launch(const CudaIndexSelectParams& params, device::Stream& stream);
 

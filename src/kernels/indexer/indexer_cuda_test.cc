@@ -134,7 +134,8 @@ class IndexSelectCudaTest : public CudaTest {
     }
     EXPECT_LE(exchanged * 100, chosen) << exchanged << " of " << chosen;
     if (max_entries > shape.topk && tokens + padding <= kMaxNumberedTokens &&
-        AwaitsWords(tokens + padding, heads, max_entries) && (!kIsRacecheck || tokens < 3)) {
+        AwaitsWords(tokens + padding, heads, max_entries, int64_t{1} << 30) &&
+        (!kIsRacecheck || tokens < 3)) {
       ExpectSameBesideProducts(p, selected);
     }
     for (int t = tokens; t < tokens + padding; ++t) {
@@ -174,6 +175,7 @@ class IndexSelectCudaTest : public CudaTest {
     products.problems[0].output = GemmOutput::kNumbered;
     products.problems[0].y = words.data();
     products.number = p.q_number = {As<uint32_t>(number), 1, As<uint32_t>(begun)};
+    products.max_blocks = BlocksOfProducts(p.batch.num_tokens, p.max_entries);
     p.q = nullptr, p.q_words = As<const uint2>(words);
     for (int step = 0; step < (kIsRacecheck ? 1 : 3); ++step) {
       Launch(CudaRopeAnglesParams{.positions = p.batch.positions,

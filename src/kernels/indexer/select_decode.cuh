@@ -2,7 +2,8 @@
 // among the blocks of a grid row, all of which run at once. A block scores its part on the tensor
 // cores (keys are the rows of wgmma, heads its columns; a warpgroup takes tiles of 64 keys), keeps
 // the scores in shared memory where they fit, and selects with the others (rank_select.cuh). Keys
-// are copied before the wait: the kernel before the last one has written them. Device code only.
+// are copied before the wait: the kernel before the last one has written them. Beside the products
+// whose words are the queries it has multiprocessors of its own. Device code only.
 #pragma once
 
 #include "kernels/aligned_shared.cuh"
@@ -64,6 +65,9 @@ class DecodeScorer {
     if (stage_ >= stages_) return;
     const int tile = first_ + group_ + stage_ * kDecodeGroups;
     page_ = PageOf(tile), next_page_ = PageOf(tile + stages_ * kDecodeGroups);
+    const CudaBatch& batch = params.in.batch;
+    const int before_step = batch.num_computed[batch.token_seq[token]] / 4;
+    is_fresh_ = params.in.q_words != nullptr && (tile + 1) * kIndexTile > before_step;
   }
 
   // Before the wait: the first tiles' keys.
@@ -71,7 +75,11 @@ class DecodeScorer {
     if (stage_ >= stages_) return;
     BarrierInit(s_.full[group_] + stage_, 1);
     BarrierInitFence();
-    if (page_ >= 0 && stage_ < kFirstStages) Copy(page_);
+    if (page_ >= 0 && stage_ < kFirstStages && !is_fresh_) Copy(page_);
+  }
+  // Tiles that may hold entries of this step, when these are there and not before.
+  __device__ void PrefetchFresh() {
+    if (page_ >= 0 && stage_ < kFirstStages && is_fresh_) Copy(page_);
   }
   // When the queries are there, which do not queue behind all keys. Run comes after a
   // __syncthreads.
@@ -134,15 +142,17 @@ class DecodeScorer {
   int group_, thread_;
   int stage_;                       // the one that this thread fills, one of each warp first
   int page_ = -1, next_page_ = -1;  // with these pages
+  bool is_fresh_ = false;
 };
 
-// 16 warps, four heads each.
+// 16 warps, four heads each. kWords: when the products have told theirs.
+template <bool kWords>
 __device__ inline void MakeIndexQueries(const CudaIndexSelectParams& p, int token,
                                         const IndexAngles<kQueryLanes>& angles,
                                         SelectDecodeShared& shared) {
   static_assert(kSelectThreads / kQueryLanes == kDecodeHeads);
   const int lane = threadIdx.x % 32, head = static_cast<int>(threadIdx.x) / kQueryLanes;
-  const IndexQueryRow<kQueryLanes> query(p, token, head, angles, lane);
+  const IndexQueryRow<kQueryLanes, kWords> query(p, token, head, angles, lane);
   StoreQueryCodes(shared.queries.codes, head, lane, query);
   if (lane % kQueryLanes == 0) shared.queries.weights[head] = 0.5f * query.weight;
   FenceSharedForWgmma();
@@ -159,6 +169,8 @@ __global__ void __launch_bounds__(kSelectThreads, 1)
   const int wanted = visible <= kEntriesOfOneBlock ? 1 : (visible - 1) / kEntriesOfPart + 1;
   const int parts = min(static_cast<int>(gridDim.x), wanted);
   int32_t* selected = p.in.selected + int64_t{token} * p.in.topk;
+  const bool beside = p.in.q_words != nullptr;
+  if (beside && part >= parts) return;
   if (padding || part >= parts || visible <= p.in.topk) {
     WaitForPredecessor();
     AllowSuccessor();
@@ -180,9 +192,15 @@ __global__ void __launch_bounds__(kSelectThreads, 1)
   if (threadIdx.x < kFoldTable) shared.fold_table[threadIdx.x] = FoldedCodes(threadIdx.x);
   for (int i = threadIdx.x; i < kRankBins; i += kSelectThreads) shared.rank.bins[i] = 0;
   scorer.Prefetch();
-  WaitForPredecessor();
+  if (beside) {
+    AwaitBegun(p.in.q_number);
+    scorer.PrefetchFresh();
+  } else {
+    WaitForPredecessor();
+  }
   AllowSuccessor();
-  MakeIndexQueries(p.in, token, angles, shared);
+  beside ? MakeIndexQueries<true>(p.in, token, angles, shared)
+         : MakeIndexQueries<false>(p.in, token, angles, shared);
   scorer.PrefetchRest();
   if (part == 0 && threadIdx.x == 0) p.in.counts[token] = p.in.topk;
   __syncthreads();
@@ -191,6 +209,7 @@ __global__ void __launch_bounds__(kSelectThreads, 1)
              min(end * kIndexTile, visible), visible, p.in.topk, part, parts, p.counters + token,
              p.exchange + token * gridDim.x)
       .Run(selected);
+  if (beside) WaitForPredecessor();  // who waits for this launch, waits for both
 }
 
 }  // namespace fathom::kernels
