@@ -8,12 +8,13 @@
 // wrote: hyper_connection does, and attention the queries behind a selection. One that allows it
 // earlier says so (hyper_connection, the attention prologue, attention's CombineKernel): what
 // follows it reads before it waits only weights and what is older than these two, and allows its
-// own successor after its wait. Output products of one token on a rank allow theirs before they
-// wait, too: what follows reads before it waits only weights and what is older than attention.
-// Query products beside which entries are selected allow it, too: the selection awaits that they
-// have waited, and ends with its own wait. A launch that fails is a bug of ours (shapes are checked
-// at load): it ends the process with the kernel's file, the grid and CUDA's message. On a device
-// that is broken nothing is launched any more: who waits for the stream learns why.
+// own successor after its wait. Output products of one token, and of 9 to 16, on a rank allow
+// theirs before they wait, too: what follows reads before it waits only weights and what is older
+// than attention. Query products beside which entries are selected allow it, too: the selection
+// awaits that they have waited, and ends with its own wait. A launch that fails is a bug of ours
+// (shapes are checked at load): it ends the process with the kernel's file, the grid and CUDA's
+// message. On a device that is broken nothing is launched any more: who waits for the stream learns
+// why.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -35,7 +36,9 @@ __device__ __forceinline__ void AllowSuccessor() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
+inline constexpr int kMaxCluster = 16;  // blocks; above 8 a kernel has to ask for it
 inline constexpr size_t kDefaultSharedBytes = 48 << 10;
+inline constexpr size_t kMaxSharedBytes = 227 << 10;  // of a block
 // What a block asks for so that two of its launch do not share a multiprocessor: more than half of
 // the 228 KB of shared memory, 1 KB of which each block takes besides.
 inline constexpr size_t kAloneSharedBytes = (113 << 10) + 128;

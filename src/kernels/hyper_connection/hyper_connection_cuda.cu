@@ -17,7 +17,6 @@ namespace {
 constexpr int kThreads = 384;
 constexpr int kWarps = kThreads / 32;
 constexpr int kS = kNumStreams;
-constexpr int kMaxCluster = 16;  // above 8 a kernel has to ask for it
 constexpr int kMaxColumnBlocks = 64;
 constexpr int kLoadedPairs = 8;                 // on their way at once
 constexpr int kCombMade = 1, kStreamsMade = 2;  // named barriers

@@ -261,8 +261,6 @@ RouteShape MakeShape(const CudaMoeRouteParams& p) {
   return s;
 }
 
-constexpr int kMaxCluster = 16;  // above 8 a kernel has to ask for it
-
 template <int kGroups, int kLane, bool kCluster>
 void LaunchDirect(const CudaMoeRouteParams& p, device::Stream& stream) {
   using Route = DirectRoute<kGroups, kLane, kCluster>;
@@ -280,12 +278,11 @@ void LaunchDirect(const CudaMoeRouteParams& p, device::Stream& stream) {
 
 template <int kGroups>
 void LaunchDirect(const CudaMoeRouteParams& p, device::Stream& stream) {
-  constexpr size_t kMostSharedBytes = 227 << 10;
   if (p.num_experts > 256) return LaunchDirect<kGroups, 16, false>(p, stream);
   using Route = DirectRoute<kGroups, 8, true>;
   static_assert(kMaxCluster * Route::kExperts == 256);
   const bool is_cluster =
-      p.num_experts > Route::kExperts && Route::SharedBytes(p.hidden) <= kMostSharedBytes;
+      p.num_experts > Route::kExperts && Route::SharedBytes(p.hidden) <= kMaxSharedBytes;
   is_cluster ? LaunchDirect<kGroups, 8, true>(p, stream)
              : LaunchDirect<kGroups, 8, false>(p, stream);
 }

@@ -11,7 +11,6 @@ namespace {
 
 constexpr double kMinTemperature = 1e-5;  // below it a row is greedy
 constexpr double kLogprobFloor = -9999;
-constexpr int kMaxSharedBytes = 227 << 10;
 
 struct RowShared {
   WalkShared walk;
@@ -322,7 +321,7 @@ static_assert(sizeof(RowShared) % 16 == 0);
 
 int64_t MaxSamplingVocab() {
   // A block's slice is counted in parts of 16 bits.
-  return kRowBlocks * ((kMaxSharedBytes - static_cast<int64_t>(sizeof(RowShared))) / 4 / 32 * 32);
+  return kRowBlocks * (static_cast<int64_t>(kMaxSharedBytes - sizeof(RowShared)) / 4 / 32 * 32);
 }
 
 void Launch(const CudaSamplingParams& p, device::Stream& stream) {
