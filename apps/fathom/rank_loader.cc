@@ -163,8 +163,8 @@ Result<std::vector<Partners>> JoinGpus(const ModelOptions& options,
     LogWarning(
         "--disable-custom-all-reduce has no effect: data ranks write to each other's memory");
   }
-  const auto size = static_cast<size_t>(options.parallel.tensor_parallel_size *
-                                        options.parallel.data_parallel_size);
+  const auto size = static_cast<size_t>(options.parallel.tensor_parallel_size) *
+                    static_cast<size_t>(options.parallel.data_parallel_size);
   if (size == 1) return partners;
   if (ranks.size() < size) {
     ASSIGN_OR_RETURN(partners[0], JoinProcesses(options, model_options, ranks[0]));

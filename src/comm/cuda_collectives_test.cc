@@ -138,7 +138,9 @@ void CudaCollectivesTest::ExpectTiles(int64_t tokens, int k, const kernels::Rank
               << "rank " << r << " row " << row << " block " << b << " of " << tokens;
         }
         const auto scale = static_cast<size_t>(b * rows + row);
-        ASSERT_EQ(0, std::memcmp(got.data() + code_bytes + scale * 4, &scales[scale], 4))
+        float got_scale = 0;
+        std::memcpy(&got_scale, got.data() + code_bytes + scale * 4, sizeof(got_scale));
+        ASSERT_EQ(got_scale, scales[scale])
             << "rank " << r << " row " << row << " block " << b << " of " << tokens;
       }
     }
