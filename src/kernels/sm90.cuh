@@ -239,4 +239,15 @@ __device__ inline int32_t AcquireLoad(const int32_t* counter) {
   return value;
 }
 
+// Words in device memory by which blocks tell each other what fits into one: it is there or not,
+// and speaks for nothing else.
+__device__ __forceinline__ void StoreWord(uint64_t* word, uint64_t value) {
+  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+__device__ __forceinline__ uint64_t LoadWord(const uint64_t* word) {
+  uint64_t value;
+  asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+
 }  // namespace fathom::kernels

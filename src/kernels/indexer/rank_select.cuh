@@ -292,14 +292,6 @@ class RankSelect {
     const int p = static_cast<int>(threadIdx.x) / kPartLanes;
     return p < kPartsAtOnce ? p : parts_;
   }
-  __device__ static void StoreWord(uint64_t* word, uint64_t value) {
-    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
-  }
-  __device__ static uint64_t LoadWord(const uint64_t* word) {
-    uint64_t value;
-    asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-    return value;
-  }
 
   // The thread's candidate if it is one of the listed ones in the range of which `missing` are
   // chosen, those with the highest ranks; else 0.

@@ -35,14 +35,6 @@ __device__ __forceinline__ float2 FloatsOf(uint64_t word) {
   return {__uint_as_float(~static_cast<uint32_t>(word)),
           __uint_as_float(~static_cast<uint32_t>(word >> 32))};
 }
-__device__ __forceinline__ void TellWord(uint64_t* to, uint64_t word) {
-  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
-}
-__device__ __forceinline__ uint64_t LookAtWord(const uint64_t* from) {
-  uint64_t word;
-  asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
-  return word;
-}
 
 // Of a warp's 64 columns: [8 heads, 4 times 16 columns], a lane's as mma has them.
 using WarpColumns = float4[4][32];
@@ -261,8 +253,8 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
   }
   __device__ void Tell(int item, float2 o) const {
     ToldColumns& to = Told(item)[cluster()];
-    TellWord(to.sums + lane_, WordOf(o));
-    if (lane_ < 8) TellWord(to.scales + lane_, WordOf(s_.scales[item / kHeadWarps * 8 + lane_]));
+    StoreWord(to.sums + lane_, WordOf(o));
+    if (lane_ < 8) StoreWord(to.scales + lane_, WordOf(s_.scales[item / kHeadWarps * 8 + lane_]));
   }
   // Adds up in the order of the clusters.
   __device__ void FinishItem(int item) const {
@@ -277,11 +269,11 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
 #pragma unroll
       for (int c = 0; c < kMostClusters; ++c) {
         const bool exists = c < clusters();
-        sums[c] = exists ? LookAtWord(told[c].sums + lane_) : WordOf({0, 0});
+        sums[c] = exists ? LoadWord(told[c].sums + lane_) : WordOf({0, 0});
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           scales[c][i] =
-              exists ? LookAtWord(told[c].scales + ColumnHead() + i) : WordOf({Base::kNothing, 0});
+              exists ? LoadWord(told[c].scales + ColumnHead() + i) : WordOf({Base::kNothing, 0});
         }
       }
 #pragma unroll
