@@ -43,11 +43,7 @@ struct Item {
     const std::byte* from = p.w.tiles + int64_t{tile} * kBlocks * kWeightTileBytes;
     if (lane() < kBlocks) s.Fetch(lane(), from + lane() * kWeightTileBytes);
   }
-  __device__ void LoadScales(float (&scale)[kBlocks]) const {
-    const uint8_t* const scales = p.w.scales + tile / 2 * kBlocks;
-#pragma unroll
-    for (int i = 0; i < kBlocks; ++i) scale[i] = Ue8m0Value(scales[i]);
-  }
+  __device__ const uint8_t* scales() const { return p.w.scales + tile / 2 * kBlocks; }
   // d: of rows lane / 4 of the warp's 16, and of the eighth after it, in lanes 0, 4, ….
   __device__ void Write(float2 d, uint32_t number) const {
     const float2 next{__shfl_down_sync(0xffffffffu, d.x, 4), __shfl_down_sync(0xffffffffu, d.y, 4)};
@@ -80,7 +76,7 @@ __device__ void Queries(const Params& p, int tile, Shared& s) {
   const uint32_t number = numbered ? ValueOf(p.number) : 0;
   float x[8], weight[8], scale[kBlocks] = {};
   LoadEight(p.prologue.q_norm + column, weight);
-  if (first.exists()) first.LoadScales(scale);
+  if (first.exists()) LoadScales(first.scales(), scale);
   NamedBarrier(1, kResidentThreads);
   WaitForPredecessor();
   if (!numbered) AllowSuccessor();
@@ -106,7 +102,7 @@ __device__ void Queries(const Params& p, int tile, Shared& s) {
     if (i > 0) {
       NamedBarrier(1, kResidentThreads);  // everybody has multiplied
       if (warp() == 0) item.Fetch(s);
-      item.LoadScales(scale);
+      LoadScales(item.scales(), scale);
     }
     for (uint64_t& landed : s.landed) BarrierWait(&landed, parity);
     parity ^= 1;

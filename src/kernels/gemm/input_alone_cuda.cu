@@ -60,6 +60,11 @@ struct Item {
     tile = (item - params.first_item[index]) * (kCluster / parts) + rank / parts;
     first = (tile * parts + part) * kBlocks;
   }
+  // Of FP8.
+  __device__ const uint8_t* scales() const {
+    const int row_blocks = parts * kBlocks;
+    return problem->w.scales + tile / 2 * row_blocks + part * kBlocks;
+  }
 };
 
 __device__ float2 MultiplyBf16(const Shared& s, uint64_t b) {
@@ -121,7 +126,7 @@ class InputAlone {
     for (int item = cluster_, n = 0; item < p_.num_items; item += step_, ++n) {
       const Item mine(p_, item, rank_);
       float scale[kBlocks] = {};
-      if (mine.fp8) LoadScales(mine, scale);
+      if (mine.fp8) LoadScales(mine.scales(), scale);
       if (n == 0) {
         ClusterWait();
         WaitForPredecessor();
@@ -147,14 +152,6 @@ class InputAlone {
   __device__ void Meet() const {
     NamedBarrier(2, kThreads);
     ClusterArrive();
-  }
-
-  __device__ void LoadScales(const Item& mine, float (&scale)[kBlocks]) const {
-    const int row_blocks = mine.parts * kBlocks;
-    const uint8_t* const scales =
-        mine.problem->w.scales + mine.tile / 2 * row_blocks + mine.part * kBlocks;
-#pragma unroll
-    for (int i = 0; i < kBlocks; ++i) scale[i] = Ue8m0Value(scales[i]);
   }
 
   // The first threads 16 bytes each of the token's columns, the next ones their scales.

@@ -127,10 +127,8 @@ class SumsAlone {
 
   // The others.
   __device__ void Multiply() {
-    const uint8_t* const scales = p_.w.scales + tile_ / 2 * row_blocks_ + rank_ * kTiles;
     float scale[kTiles];
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) scale[i] = Ue8m0Value(scales[i]);
+    LoadScales(p_.w.scales + tile_ / 2 * row_blocks_ + rank_ * kTiles, scale);
     const PeerView& peers = params_.exchange.peers;
     const uint64_t number = peers.size == 1 ? 0 : ExchangeNumber(params_.exchange);
     Meet();

@@ -139,10 +139,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
   }
   float scale[kBlocks];
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-    scale[i] = Ue8m0Value(p.w.scales[tile / 2 * row_blocks + first + i]);
-  }
+  LoadScales(p.w.scales + (tile / 2 * row_blocks + first), scale);
   const PeerView& peers = params.exchange.peers;
   const uint64_t number = peers.size == 1 ? 0 : ExchangeNumber(params.exchange);
   __syncthreads();

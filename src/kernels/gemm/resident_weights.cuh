@@ -1,7 +1,8 @@
 // What the kernels share whose blocks have all of their weights in shared memory at once, a row
 // tile of some column blocks: those of the output products (output_alone_cuda.h,
-// output_batch_cuda.h) and, for sizes and sums, the input products' (input_alone_cuda.h). Device
-// code only.
+// output_batch_cuda.h), the query products of four ranks
+// (attention_prologue/queries_alone_cuda.h) and, but for where weights lie, the input products
+// (input_alone_cuda.h). Device code only.
 #pragma once
 
 #include "kernels/gemm/output_alone_cuda.h"
@@ -22,6 +23,12 @@ __device__ inline int FirstBlockOfPart(int part) {
   return part / 2 * (2 * kResidentBlocks) + part % 2;
 }
 
+// scales: of a row tile's first column block here.
+template <int kCount>
+__device__ __forceinline__ void LoadScales(const uint8_t* scales, float (&scale)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) scale[i] = Ue8m0Value(scales[i]);
+}
 // scales: of a part's first column block.
 __device__ __forceinline__ void LoadWideScales(const uint8_t* scales,
                                                __nv_bfloat162 (&scale)[kResidentBlocks]) {
