@@ -13,8 +13,7 @@
 //   warp 18       adds up the two halves of an item's sums and writes what becomes of them, while
 //                 the others are at the next item;
 //   warp 19       tells other blocks what is written, when it has arrived everywhere; of slim
-//   items,
-//                 of which nothing has to be told, it fetches activations beside warp 17.
+//                 items nothing has to be told: it fetches activations beside warp 17.
 #pragma once
 
 #include "kernels/collective/packets.cuh"

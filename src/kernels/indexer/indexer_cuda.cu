@@ -1,6 +1,7 @@
 // Index queries, scores and selection: three kernels, the last two in rounds when the workspace
 // does not hold all scores.
 #include <algorithm>
+#include <limits>
 
 #include "kernels/indexer/index_scores.cuh"
 #include "kernels/indexer/select_cluster.cuh"
@@ -198,7 +199,8 @@ int BlocksOfProducts(int num_tokens, int max_entries) {
 void Launch(const CudaIndexSelectParams& p, device::Stream& stream) {
   const int num_tokens = p.batch.num_tokens;
   if (num_tokens == 0) return;
-  CHECK(p.q_words == nullptr || IsDecode(num_tokens, p.num_heads));
+  constexpr int64_t kAnyProducts = std::numeric_limits<int64_t>::max();
+  CHECK(p.q_words == nullptr || AwaitsWords(num_tokens, p.num_heads, p.max_entries, kAnyProducts));
   SelectParams select{.batch = p.batch, .topk = p.topk, .selected = p.selected, .counts = p.counts};
   if (!p.any_scoring || p.max_entries <= p.topk) {
     LaunchKernel(SelectKernel, num_tokens, kSelectThreads, 0, stream, select);
