@@ -1,6 +1,6 @@
 // Experts of tensor ranks in one launch, which complete the intermediates for each other while they
 // run: the bits of one GPU, and of the two products apart with a gather between them, again and
-// again in a replayed graph; a rank that does not come.
+// again in a replayed graph; a rank that does not come. In two shapes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +9,8 @@
 #include <functional>
 #include <random>
 #include <set>
+#include <string>
+#include <tuple>
 
 #include "comm/boundary_testing.h"
 #include "comm/cuda_testing.h"
@@ -22,8 +24,15 @@ using kernels::PlanBoard;
 using kernels::RankParts;
 using kernels::TileKind;
 
-constexpr int64_t kHidden = 640, kIntermediate = 896;  // 5 and 7 blocks: ranks have more or less
-constexpr int kExperts = 16, kChosen = 4;
+struct Shape {
+  const char* name;
+  int64_t hidden, intermediate;
+  int experts, chosen;
+};
+// Of 5 and 7 blocks, of which ranks have more or less.
+constexpr Shape kUneven{"Uneven", 640, 896, 16, 4};
+// Whole stages of a kernel of one token: on two ranks its items are as many as of Flash on four.
+constexpr Shape kSlim{"Slim", 2048, 1024, 8, 6};
 constexpr int64_t kMaxTokens = 512;
 constexpr int64_t kSharedBytes = int64_t{64} << 20;
 
@@ -87,15 +96,16 @@ struct Weights {
 struct Layer {
   Weights routed_gate_up, routed_down, shared_gate_up, shared_down;
 
-  Layer(TileKind kind, uint32_t seed)
-      : routed_gate_up(kind, kExperts, 2 * kIntermediate, kHidden, seed),
-        routed_down(kind, kExperts, kHidden, kIntermediate, seed + 1),
-        shared_gate_up(TileKind::kFp8, 1, 2 * kIntermediate, kHidden, seed + 2),
-        shared_down(TileKind::kFp8, 1, kHidden, kIntermediate, seed + 3) {}
+  Layer(const Shape& s, TileKind kind, uint32_t seed)
+      : routed_gate_up(kind, s.experts, 2 * s.intermediate, s.hidden, seed),
+        routed_down(kind, s.experts, s.hidden, s.intermediate, seed + 1),
+        shared_gate_up(TileKind::kFp8, 1, 2 * s.intermediate, s.hidden, seed + 2),
+        shared_down(TileKind::kFp8, 1, s.hidden, s.intermediate, seed + 3) {}
 };
 
 // What a step's routing leaves (expert_plan.h), and its activations.
 struct Step {
+  Shape shape;
   int64_t tokens, rows, x_rows;
   int32_t num_tiles = 0;
   int32_t num_groups = 0;  // of eight rows, of pairs in order
@@ -105,16 +115,18 @@ struct Step {
   std::vector<uint8_t> x, gathered;
   std::vector<float> x_scales, gathered_scales;
 
-  Step(int64_t num_tokens, uint32_t seed)
-      : tokens(num_tokens),
-        rows(kernels::MaxPairRows(num_tokens, kExperts, kChosen)),
+  Step(const Shape& s, int64_t num_tokens, uint32_t seed)
+      : shape(s),
+        tokens(num_tokens),
+        rows(kernels::MaxPairRows(num_tokens, s.experts, s.chosen)),
         x_rows((num_tokens + 63) / 64 * 64),
         pair_weight(static_cast<size_t>(rows), -1.0f) {
     std::mt19937 random(seed);
-    std::vector<std::vector<int64_t>> pairs_of(kExperts);  // of each expert
+    const auto experts = static_cast<size_t>(s.experts), num_chosen = static_cast<size_t>(s.chosen);
+    std::vector<std::vector<int64_t>> pairs_of(experts);  // of each expert
     for (int64_t t = 0; t < tokens; ++t) {
       std::set<size_t> chosen;
-      while (chosen.size() < kChosen) chosen.insert(random() % kExperts);
+      while (chosen.size() < num_chosen) chosen.insert(random() % experts);
       for (const size_t e : chosen) {
         pairs_of[e].push_back(static_cast<int64_t>(pair_of.size()));
         pair_of.push_back(0);
@@ -125,13 +137,13 @@ struct Step {
       pair_weight[static_cast<size_t>(row)] = static_cast<float>(1 + random() % 8) / 8;
     };
     const auto place = tokens <= kernels::kDirectTokens ? &Step::PlaceDirect : &Step::PlaceInOrder;
-    for (int32_t e = 0; e < kExperts; ++e)
+    for (int32_t e = 0; e < s.experts; ++e)
       (this->*place)(e, pairs_of[static_cast<size_t>(e)], add_pair);
     num_tiles = static_cast<int32_t>(tiles.size());
-    const auto fill = [&random](std::vector<uint8_t>& codes, std::vector<float>& scales,
-                                int64_t num_rows) {
-      for (int64_t i = 0; i < num_rows * kHidden; ++i) codes.push_back(RandomCode(random));
-      for (int64_t i = 0; i < num_rows * kHidden / 128; ++i) {
+    const auto fill = [&](std::vector<uint8_t>& codes, std::vector<float>& scales,
+                          int64_t num_rows) {
+      for (int64_t i = 0; i < num_rows * s.hidden; ++i) codes.push_back(RandomCode(random));
+      for (int64_t i = 0; i < num_rows * s.hidden / 128; ++i) {
         scales.push_back(0x1p-8f * static_cast<float>(1 << random() % 3));
       }
     };
@@ -147,7 +159,7 @@ struct Step {
       const auto group = groups + static_cast<int32_t>(tiles.size());
       bool is_used = false;
       for (const int64_t pair : pairs) {
-        const int64_t token = pair / kChosen;
+        const int64_t token = pair / shape.chosen;
         if (token / 8 != g) continue;
         add_pair(pair, static_cast<int32_t>(group * 8 + token % 8));
         is_used = true;
@@ -202,10 +214,10 @@ class StepOnGpu {
     p_.routed.kind = layer.routed_gate_up.kind;
     p_.shared.kind = TileKind::kFp8;
     p_.num_tokens = step.tokens;
-    p_.hidden = kHidden;
-    p_.intermediate = kIntermediate;
-    p_.num_experts = kExperts;
-    p_.num_chosen = kChosen;
+    p_.hidden = step_.shape.hidden;
+    p_.intermediate = step_.shape.intermediate;
+    p_.num_experts = step_.shape.experts;
+    p_.num_chosen = step_.shape.chosen;
     p_.swiglu_limit = 10.0f;
     p_.x = {Keep<uint8_t>(rank.Upload(step.x)), Keep<float>(rank.Upload(step.x_scales)),
             step.x_rows / 8};
@@ -217,13 +229,13 @@ class StepOnGpu {
                .pair_weight = Keep<float>(rank.Upload(step.pair_weight)),
                .progress = Keep<int32_t>(rank.Poisoned(progress_bytes())),
                .board = Keep<PlanBoard>(rank.Upload(std::vector<PlanBoard>{step.Board()}))};
-    y_ = Keep<__nv_bfloat16>(rank.Poisoned(step.rows * kHidden * 2));
+    y_ = Keep<__nv_bfloat16>(rank.Poisoned(step.rows * step_.shape.hidden * 2));
     p_.y = y_ + first_row;
-    p_.y_stride = kHidden;
+    p_.y_stride = step_.shape.hidden;
   }
 
   kernels::CudaExpertParams& params() { return p_; }
-  kernels::SublayerOutput output() const { return {y_, p_.plan.pair_of, kChosen}; }
+  kernels::SublayerOutput output() const { return {y_, p_.plan.pair_of, step_.shape.chosen}; }
 
   // As routing does, before each launch.
   void ResetProgress() const {
@@ -236,7 +248,7 @@ class StepOnGpu {
   void ExpectColumnsOf(const std::vector<uint16_t>& expected, const char* what) const {
     const auto y = Outputs();
     for (const int64_t row : step_.Used()) {
-      const int64_t at = row * kHidden + first_row_;
+      const int64_t at = row * step_.shape.hidden + first_row_;
       ASSERT_EQ(0, std::memcmp(y.data() + at, expected.data() + at,
                                static_cast<size_t>(own_rows_) * sizeof(uint16_t)))
           << what << ", rank " << rank_.collectives->rank() << ", row " << row << " of "
@@ -244,10 +256,10 @@ class StepOnGpu {
     }
   }
   std::vector<uint16_t> Outputs() const {
-    return rank_.Download<uint16_t>(y_, static_cast<size_t>(step_.rows * kHidden));
+    return rank_.Download<uint16_t>(y_, static_cast<size_t>(step_.rows * step_.shape.hidden));
   }
   void PoisonOutputs() const {
-    CHECK_EQ(cudaMemsetAsync(y_, 0xff, static_cast<size_t>(step_.rows * kHidden * 2),
+    CHECK_EQ(cudaMemsetAsync(y_, 0xff, static_cast<size_t>(step_.rows * step_.shape.hidden * 2),
                              rank_.cuda_stream()),
              cudaSuccess);
   }
@@ -263,7 +275,8 @@ class StepOnGpu {
     scales = Keep<uint8_t>(rank_.Upload(weights.scales));
   }
   int64_t progress_bytes() const {
-    return kernels::NumProgress(step_.tokens, kExperts, kChosen) * int64_t{sizeof(int32_t)};
+    return kernels::NumProgress(step_.tokens, step_.shape.experts, step_.shape.chosen) *
+           int64_t{sizeof(int32_t)};
   }
 
   const TestRank& rank_;
@@ -277,28 +290,29 @@ class StepOnGpu {
 // Where the intermediates of steps, their packets and flags, and an output are in shared memory: in
 // the same places for all steps, for packets and flags stay from step to step.
 struct Places {
-  explicit Places(const TestRank& rank)
-      : rows(kernels::MaxPairRows(kMaxTokens, kExperts, kChosen)) {
+  Places(const TestRank& rank, const Shape& s)
+      : shape(s), rows(kernels::MaxPairRows(kMaxTokens, s.experts, s.chosen)) {
     std::byte* at = rank.collectives->shared_memory();
     codes = reinterpret_cast<uint8_t*>(at);
-    scales = reinterpret_cast<float*>(at += rows * kIntermediate);
-    arrived = reinterpret_cast<uint64_t*>(at += rows * kIntermediate / 128 * 4);
-    at += kernels::NumArrivals(kMaxTokens, kExperts, kChosen, kIntermediate) * 8;
+    scales = reinterpret_cast<float*>(at += rows * s.intermediate);
+    arrived = reinterpret_cast<uint64_t*>(at += rows * s.intermediate / 128 * 4);
+    at += kernels::NumArrivals(kMaxTokens, s.experts, s.chosen, s.intermediate) * 8;
     packets = reinterpret_cast<uint4*>(at += -reinterpret_cast<intptr_t>(at) & 15);
-    at += kernels::NumPackets(kChosen, kIntermediate) * int64_t{sizeof(uint4)};
+    at += kernels::NumPackets(s.chosen, s.intermediate) * int64_t{sizeof(uint4)};
     y = reinterpret_cast<__nv_bfloat16*>(at);
-    CHECK_LE(at + kHidden * 2 - rank.collectives->shared_memory(), kSharedBytes);
+    CHECK_LE(at + s.hidden * 2 - rank.collectives->shared_memory(), kSharedBytes);
   }
   // Before any rank begins.
   void Poison() const {
-    CHECK_EQ(cudaMemset(codes, 0xff, static_cast<size_t>(rows * kIntermediate)), cudaSuccess);
-    CHECK_EQ(cudaMemset(scales, 0xff, static_cast<size_t>(rows * kIntermediate / 128 * 4)),
+    CHECK_EQ(cudaMemset(codes, 0xff, static_cast<size_t>(rows * shape.intermediate)), cudaSuccess);
+    CHECK_EQ(cudaMemset(scales, 0xff, static_cast<size_t>(rows * shape.intermediate / 128 * 4)),
              cudaSuccess);
-    CHECK_EQ(cudaMemset(y, 0, kHidden * 2), cudaSuccess);
+    CHECK_EQ(cudaMemset(y, 0, shape.hidden * 2), cudaSuccess);
     CHECK_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
   kernels::Fp8Tiles t() const { return {codes, scales, rows / 8}; }
 
+  Shape shape;
   int64_t rows;
   uint8_t* codes;
   float* scales;
@@ -307,30 +321,29 @@ struct Places {
   __nv_bfloat16* y;
 };
 
-class CudaRankExpertsTest : public testing::TestWithParam<int> {
+class CudaRankExpertsTest : public testing::TestWithParam<std::tuple<Shape, int>> {
  protected:
   void SetUp() override {
     const int count = device::CountGpus();
-    if (count < GetParam()) GTEST_SKIP() << GetParam() << " GPUs are needed, there are " << count;
+    if (count < num_ranks_) GTEST_SKIP() << num_ranks_ << " GPUs are needed, there are " << count;
   }
 
   void MakeRanks(Duration timeout = std::chrono::seconds(5)) {
-    const int size = GetParam();
-    blocks_ = Parts(size, kIntermediate / 128, 1);
-    columns_ = Parts(size, kHidden, 128);
+    blocks_ = Parts(num_ranks_, shape_.intermediate / 128, 1);
+    columns_ = Parts(num_ranks_, shape_.hidden, 128);
     ranks_ = std::make_unique<TestRanks>(
-        MakePeerGroup(FirstGpus(size),
-                      {.hidden = kHidden, .shared_bytes = kSharedBytes, .timeout = timeout})
+        MakePeerGroup(FirstGpus(num_ranks_),
+                      {.hidden = shape_.hidden, .shared_bytes = kSharedBytes, .timeout = timeout})
             .value());
   }
 
   // All rows on one GPU.
-  static std::vector<uint16_t> Expected(TestRank& rank, const Layer& layer, const Step& step) {
-    StepOnGpu alone(rank, layer, step, 0, kIntermediate / 128, 0, kHidden);
-    const auto codes = rank.Poisoned(step.rows * kIntermediate);
-    const auto scales = rank.Poisoned(step.rows * kIntermediate / 128 * 4);
-    const auto packets = rank.Upload(
-        std::vector<uint4>(static_cast<size_t>(kernels::NumPackets(kChosen, kIntermediate))));
+  std::vector<uint16_t> Expected(TestRank& rank, const Layer& layer, const Step& step) const {
+    StepOnGpu alone(rank, layer, step, 0, shape_.intermediate / 128, 0, shape_.hidden);
+    const auto codes = rank.Poisoned(step.rows * shape_.intermediate);
+    const auto scales = rank.Poisoned(step.rows * shape_.intermediate / 128 * 4);
+    const auto packets = rank.Upload(std::vector<uint4>(
+        static_cast<size_t>(kernels::NumPackets(shape_.chosen, shape_.intermediate))));
     alone.params().t = {As<uint8_t>(codes), As<float>(scales), step.rows / 8};
     alone.params().t_packets = As<uint4>(packets);
     alone.ResetProgress();
@@ -353,7 +366,7 @@ class CudaRankExpertsTest : public testing::TestWithParam<int> {
                                    bool sends = false) const {
     const int r = rank.collectives->rank();
     const kernels::PeerExchange exchange = rank.collectives->GatherInExperts(blocks_, columns_);
-    CHECK_EQ(exchange.peers.size, GetParam());
+    CHECK_EQ(exchange.peers.size, num_ranks_);
     kernels::OutputExchange rows;
     if (sends) rows = rank.collectives->GatherInBoundary(1, columns_);
     rows.sent = kernels::OutputExchange::Sent::kRows;
@@ -380,7 +393,7 @@ class CudaRankExpertsTest : public testing::TestWithParam<int> {
                              .blocks = blocks_,
                              .num_tokens = p.num_tokens,
                              .pair_of = p.plan.pair_of,
-                             .num_chosen = kChosen,
+                             .num_chosen = shape_.chosen,
                              .num_rows = places.rows},
                             *rank.stream)
               .ok());
@@ -400,6 +413,8 @@ class CudaRankExpertsTest : public testing::TestWithParam<int> {
               .ok());
   }
 
+  const Shape shape_ = std::get<0>(GetParam());
+  const int num_ranks_ = std::get<1>(GetParam());
   RankParts blocks_, columns_;
   std::unique_ptr<TestRanks> ranks_;
 };
@@ -407,16 +422,16 @@ class CudaRankExpertsTest : public testing::TestWithParam<int> {
 TEST_P(CudaRankExpertsTest, OneLaunchHasTheBitsOfOneGpu) {
   MakeRanks();
   for (const TileKind kind : {TileKind::kFp4, TileKind::kFp8}) {
-    const Layer layer(kind, 1);
+    const Layer layer(shape_, kind, 1);
     for (const int64_t tokens : {1, 2, 5, 8, 9, 12, 13, 40, 200, 512}) {
-      const Step step(tokens, static_cast<uint32_t>(tokens));
+      const Step step(shape_, tokens, static_cast<uint32_t>(tokens));
       std::vector<uint16_t> expected;
       ranks_->OnAll([&](TestRank& rank) {
         if (rank.collectives->rank() == 0) expected = Expected(rank, layer, step);
-        Places(rank).Poison();
+        Places(rank, shape_).Poison();
       });
       ranks_->OnAll([&](TestRank& rank) {
-        const Places places(rank);
+        const Places places(rank, shape_);
         StepOnGpu own = OnRank(rank, layer, step, places);
         for (const bool together : {true, false, true}) {
           own.PoisonOutputs();
@@ -441,18 +456,18 @@ TEST_P(CudaRankExpertsTest, OneLaunchHasTheBitsOfOneGpu) {
 TEST_P(CudaRankExpertsTest, AReplayedChainOfLayersHasTheBitsOfOneGpu) {
   constexpr int kRounds = 20, kReplays = 50;
   MakeRanks();
-  const Layer layer(TileKind::kFp4, 1);
+  const Layer layer(shape_, TileKind::kFp4, 1);
   for (const int64_t tokens : {1, 6, 30}) {
-    const Step steps[] = {Step(tokens, 5), Step(tokens, 6)};
+    const Step steps[] = {Step(shape_, tokens, 5), Step(shape_, tokens, 6)};
     std::vector<uint16_t> expected[2];
     ranks_->OnAll([&](TestRank& rank) {
       for (int i = 0; rank.collectives->rank() == 0 && i < 2; ++i) {
         expected[i] = Expected(rank, layer, steps[i]);
       }
-      Places(rank).Poison();
+      Places(rank, shape_).Poison();
     });
     ranks_->OnAll([&](TestRank& rank) {
-      const Places places(rank);
+      const Places places(rank, shape_);
       StepOnGpu own[] = {OnRank(rank, layer, steps[0], places),
                          OnRank(rank, layer, steps[1], places)};
       const cudaGraphExec_t graph = Capture(rank, [&] {
@@ -480,15 +495,15 @@ TEST_P(CudaRankExpertsTest, AReplayedChainOfLayersHasTheBitsOfOneGpu) {
 TEST_P(CudaRankExpertsTest, ABoundaryAwaitsWhatAllRanksSend) {
   constexpr int kReplays = 500;
   MakeRanks();
-  const Layer layer(TileKind::kFp4, 1);
-  const Step steps[] = {Step(1, 5), Step(1, 6)};
-  ranks_->OnAll([&](TestRank& rank) { Places(rank).Poison(); });
+  const Layer layer(shape_, TileKind::kFp4, 1);
+  const Step steps[] = {Step(shape_, 1, 5), Step(shape_, 1, 6)};
+  ranks_->OnAll([&](TestRank& rank) { Places(rank, shape_).Poison(); });
   ranks_->OnAll([&](TestRank& rank) {
-    const Places places(rank);
+    const Places places(rank, shape_);
     StepOnGpu own[] = {OnRank(rank, layer, steps[0], places),
                        OnRank(rank, layer, steps[1], places)};
-    const TestBoundary boundaries[] = {TestBoundary(rank, 1, kHidden),
-                                       TestBoundary(rank, 1, kHidden)};
+    const TestBoundary boundaries[] = {TestBoundary(rank, 1, shape_.hidden),
+                                       TestBoundary(rank, 1, shape_.hidden)};
     const cudaGraphExec_t graph = Capture(rank, [&] {
       for (const TestBoundary& boundary : boundaries) boundary.Reset();
       for (int i = 0; i < 2; ++i) own[i].ResetProgress();
@@ -506,7 +521,7 @@ TEST_P(CudaRankExpertsTest, ABoundaryAwaitsWhatAllRanksSend) {
       const auto y = rank.Upload(Expected(rank, layer, steps[i]));
       kernels::SublayerOutput whole = own[i].output();
       whole.y = As<__nv_bfloat16>(y);
-      ExpectSameBits(actual, RunBoundary(rank, 1, kHidden, whole, {}), 1);
+      ExpectSameBits(actual, RunBoundary(rank, 1, shape_.hidden, whole, {}), 1);
     }
     EXPECT_TRUE(rank.collectives->Check().ok()) << rank.collectives->Check().message();
     cudaGraphExecDestroy(graph);
@@ -514,14 +529,14 @@ TEST_P(CudaRankExpertsTest, ABoundaryAwaitsWhatAllRanksSend) {
 }
 
 TEST_P(CudaRankExpertsTest, ARankThatDoesNotComeIsNamed) {
-  const Layer layer(TileKind::kFp4, 1);
-  const int missing = GetParam() - 1;
+  const Layer layer(shape_, TileKind::kFp4, 1);
+  const int missing = num_ranks_ - 1;
   for (const int64_t tokens : {1, 2}) {
     MakeRanks(std::chrono::milliseconds(300));
-    const Step step(tokens, 1);
+    const Step step(shape_, tokens, 1);
     ranks_->OnAll([&](TestRank& rank) {
       if (rank.collectives->rank() == missing) return;
-      const Places places(rank);
+      const Places places(rank, shape_);
       StepOnGpu own = OnRank(rank, layer, step, places);
       const auto begin = std::chrono::steady_clock::now();
       for (int i = 0; i < 20; ++i) {  // the first waits, the others know
@@ -551,8 +566,12 @@ TEST_P(CudaRankExpertsTest, ARankWithoutColumnsIsForTheGather) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CudaRankExpertsTest, testing::Values(2, 4),
-                         testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaRankExpertsTest,
+                         testing::Combine(testing::Values(kUneven, kSlim), testing::Values(2, 4)),
+                         [](const auto& param) {
+                           return std::get<0>(param.param).name +
+                                  std::to_string(std::get<1>(param.param));
+                         });
 
 }  // namespace
 }  // namespace fathom::comm
