@@ -131,6 +131,12 @@ __device__ inline void BulkCopyTo(uint32_t shared, const void* global, uint32_t 
       : "memory");
 }
 
+// BulkCopy of what is read once a step.
+__device__ inline void BulkCopyOnce(void* shared, const void* global, uint32_t bytes,
+                                    uint64_t* barrier) {
+  BulkCopyTo(SharedAddress(shared), global, bytes, barrier, EvictFirst());
+}
+
 __device__ inline void StoreShared(uint32_t address, uint4 v) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
                "r"(v.z), "r"(v.w)

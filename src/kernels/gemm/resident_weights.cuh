@@ -50,7 +50,7 @@ struct WeightPlaces {
   // By one thread.
   __device__ void Fetch(int place, const std::byte* from) {
     BarrierExpectBytes(&landed[place], kWeightTileBytes);
-    BulkCopyTo(SharedAddress(weights[place]), from, kWeightTileBytes, &landed[place], EvictFirst());
+    BulkCopyOnce(weights[place], from, kWeightTileBytes, &landed[place]);
   }
 };
 

@@ -188,7 +188,7 @@ class Boundary {
     __syncwarp();
     for (int i = lane(); i < rows; i += 32) {
       const int group = max(i / kS - kS, 0) / kept_, row = i + group * (kS - kept_) * kS;
-      BulkCopy(mixers_ + i * slice_, p_.fn + row * hidden_ + column0_, bytes, &s_.mixers_full);
+      BulkCopyOnce(mixers_ + i * slice_, p_.fn + row * hidden_ + column0_, bytes, &s_.mixers_full);
     }
   }
 

@@ -120,7 +120,7 @@ class DecodeScorer {
   __device__ void Copy(int page) {
     uint64_t* const full = s_.full[group_] + stage_;
     BarrierExpectBytes(full, kPageBytes);
-    BulkCopy(pages_ + stage_ * kPageBytes, EntryAt(keys_, page, 0).data, kPageBytes, full);
+    BulkCopyOnce(pages_ + stage_ * kPageBytes, EntryAt(keys_, page, 0).data, kPageBytes, full);
   }
   __device__ int row() const { return thread_ / 32 * 16 + thread_ % 32 / 4; }
 

@@ -157,8 +157,8 @@ class DirectRoute {
     const std::byte* from =
         p_.gate.tiles + int64_t{first_ / 64 * blocks_} * kGateTileBytes + first_ % 64 * 128;
     for (int i = lane(); i < blocks_; i += 32) {
-      BulkCopy(gate_ + i * kGateBlockBytes, from + i * int64_t{kGateTileBytes}, kGateBlockBytes,
-               &s_.gate_full);
+      BulkCopyOnce(gate_ + i * kGateBlockBytes, from + i * int64_t{kGateTileBytes}, kGateBlockBytes,
+                   &s_.gate_full);
     }
   }
 
