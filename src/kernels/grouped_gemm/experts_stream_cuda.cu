@@ -666,7 +666,7 @@ void Run(const CudaExpertParams& p, Work work, const ExpertRank& rank, device::S
     work.deal.num_clusters -= kRoutingBlocks / kBlocks;
     work.deal.weight = 1;
   }
-  CHECK_GT(work.deal.num_clusters, 0);
+  if (work.deal.num_clusters <= 0) return;  // the device is broken
   LaunchClusters(ExpertStreamKernel<Stream, Progress>,
                  static_cast<unsigned>(work.deal.num_clusters) * kBlocks, kBlocks, Stream::kThreads,
                  sizeof(typename Stream::Shared), stream, p, work, rank);

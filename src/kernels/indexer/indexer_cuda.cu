@@ -119,7 +119,6 @@ void SelectDecode(const CudaIndexSelectParams& p, float* scores, device::Stream&
   const int tiles = (p.max_entries + kIndexTile - 1) / kIndexTile;
   const int most = std::max((tiles + parts - 1) / parts * kIndexTile,
                             std::min(kEntriesOfOneBlock, tiles * kIndexTile));
-  params.shared_entries = std::min(most, kMaxSharedEntries);
   params.part_words = most / 32;
   const int page_bytes = IndexPageBytes(p.dtype);
   params.stages =
@@ -129,9 +128,13 @@ void SelectDecode(const CudaIndexSelectParams& p, float* scores, device::Stream&
   params.exchange = reinterpret_cast<SelectPart*>(params.counters + kMaxIndexDecodeTokens);
   const auto kernel = p.dtype == IndexKeyDType::kFp4 ? SelectDecodeKernel<IndexKeyDType::kFp4>
                                                      : SelectDecodeKernel<IndexKeyDType::kFp8>;
-  const size_t bytes = sizeof(SelectDecodeShared) + 1024 +
-                       kDecodeGroups * params.stages * page_bytes +
-                       (params.part_words + params.shared_entries) * sizeof(float);
+  const size_t fixed_bytes = sizeof(SelectDecodeShared) + 1024 +
+                             kDecodeGroups * params.stages * page_bytes +
+                             params.part_words * sizeof(uint32_t);
+  // Of a block alone with a table for a million tokens, the bits leave less room.
+  const auto room = static_cast<int>((kMaxSharedBytes - fixed_bytes) / sizeof(float));
+  params.shared_entries = std::min({most, kMaxSharedEntries, room});
+  const size_t bytes = fixed_bytes + params.shared_entries * sizeof(float);
   LaunchKernel(kernel, dim3(parts, num_tokens), kSelectThreads, std::max(bytes, kAloneSharedBytes),
                stream, params);
 }

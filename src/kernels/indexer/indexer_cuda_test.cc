@@ -24,9 +24,10 @@ struct Shape {
   int topk;
   IndexKeyDType dtype;
   std::vector<TestSequence> sequences;
-  int rounds = 1;    // the workspace holds the scores of 1 / rounds of the tokens
-  float weight = 1;  // of all heads
-  int padding = 3;   // tokens behind the step's
+  int rounds = 1;         // the workspace holds the scores of 1 / rounds of the tokens
+  float weight = 1;       // of all heads
+  int padding = 3;        // tokens behind the step's
+  int table_entries = 0;  // that the tables are for, where these are more than there are
 };
 
 class IndexSelectCudaTest : public CudaTest {
@@ -56,7 +57,7 @@ class IndexSelectCudaTest : public CudaTest {
       RopeAngles(view.positions[static_cast<size_t>(t)], frequencies, angles.data() + t * 64);
     }
     const float scale = shape.weight / std::sqrt(128.0f * static_cast<float>(heads));
-    const int max_entries = longest / 4 + 1;
+    const int max_entries = std::max(longest / 4 + 1, shape.table_entries);
 
     std::vector<device::Buffer> keep;
     const auto upload = [this](const auto& v) { return Upload(v); };
@@ -328,6 +329,15 @@ TEST_F(IndexSelectCudaTest, LongContextsMatchTheCpu) {
   }
   Run({64, 512, IndexKeyDType::kFp4, {{199999, 1}, {70003, 2}}});
   Run({64, 1024, IndexKeyDType::kFp4, {{65535, 1}, {4090, 10}}});
+}
+
+// A block for each, which cannot keep the scores of as many entries as of shorter tables.
+TEST_F(IndexSelectCudaTest, ManyTokensOfTablesForAMillionMatchTheCpu) {
+  for (const IndexKeyDType dtype : {IndexKeyDType::kFp4, IndexKeyDType::kFp8}) {
+    Shape shape{64, 512, dtype, {{64400, 1}, {2100, 69}}};
+    shape.table_entries = 1 << 18;
+    Run(shape);
+  }
 }
 
 TEST_F(IndexSelectCudaTest, PrefillMatchesTheCpu) {
