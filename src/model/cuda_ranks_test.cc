@@ -38,9 +38,7 @@ class CudaRanksTest : public testing::TestWithParam<Layout> {
   void MakeModels(TestSource source, int max_seqs, int max_length = kMaxLength) {
     source_ = std::move(source);
     const int size = GetParam().num_ranks;
-    const ModelLimits limits{.max_batched_tokens = max_seqs * max_length,
-                             .max_num_seqs = max_seqs,
-                             .max_model_len = max_length};
+    const ModelLimits limits = TestModel::Limits(max_seqs, max_length);
     auto group = GetParam().make(comm::FirstGpus(size), GroupOptions(source_.config, limits, size));
     if (group.status().code() == StatusCode::kNotFound) GTEST_SKIP() << group.status().message();
     ASSERT_TRUE(group.ok()) << group.status().message();

@@ -53,7 +53,7 @@ class EveryLengthTest : public testing::TestWithParam<Case> {
     for (int length = first; length <= last; ++length) {
       TestSequence& sequence = batch_[static_cast<size_t>(length - first)];
       sequence.logits.clear();
-      model_.CopyCache(base_, sequence);
+      model_.CopyCache(model_, base_, sequence);
       sequences.push_back(&sequence);
       counts.push_back(length - base_.num_computed);
     }

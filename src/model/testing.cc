@@ -34,6 +34,9 @@ config::ModelConfig SmallConfig() {
 
 namespace {
 
+// What no test's step has more of, so that long contexts fit.
+constexpr int kMaxStepTokens = 8192;
+
 Result<std::unique_ptr<DeepSeekV4>> MakeModel(const config::ModelConfig& config,
                                               config::Numerics numerics,
                                               kv_cache::IndexKeyDType index_dtype,
@@ -79,8 +82,7 @@ TestModel::TestModel(const config::ModelConfig& config, config::Numerics numeric
     config_ = shard.config;
   }
   layout_ = kv_cache::MakeKvLayout(config_, numerics, index_dtype);
-  const ModelLimits limits{
-      .max_batched_tokens = max_seqs * max_len, .max_num_seqs = max_seqs, .max_model_len = max_len};
+  const ModelLimits limits = Limits(max_seqs, max_len);
   auto model =
       MakeModel(config_, numerics, index_dtype, *weights_source, limits, *device_, options, rank);
   CHECK(model.ok());
@@ -94,8 +96,14 @@ TestModel::TestModel(const config::ModelConfig& config, config::Numerics numeric
     CHECK(stream_->Copy(buffer->data(), garbage.data(), buffer->bytes()).ok());
     CHECK(stream_->Synchronize().ok());
   }
-  logits_ =
-      std::move(device_->Allocate(int64_t{max_seqs} * max_len * config.vocab_size * 4).value());
+  logits_ = std::move(
+      device_->Allocate(int64_t{limits.max_batched_tokens} * config.vocab_size * 4).value());
+}
+
+ModelLimits TestModel::Limits(int max_seqs, int max_len) {
+  return {.max_batched_tokens = std::min(max_seqs * max_len, kMaxStepTokens),
+          .max_num_seqs = max_seqs,
+          .max_model_len = max_len};
 }
 
 TestSequence TestModel::Add(std::vector<int32_t> token_ids) {
@@ -168,13 +176,16 @@ void TestModel::RunInChunks(TestSequence& sequence, int chunk) {
   }
 }
 
-void TestModel::CopyCache(const TestSequence& from, TestSequence& to) {
-  const auto copy = [&](device::Buffer& buffer, int64_t bytes) {
-    std::copy_n(buffer.data() + from.index * bytes, bytes, buffer.data() + to.index * bytes);
+void TestModel::CopyCache(const TestModel& source, const TestSequence& from, TestSequence& to) {
+  const auto copy = [&](device::Buffer& own, const device::Buffer& others, int64_t bytes) {
+    CHECK(source.stream_
+              ->Copy(own.data() + to.index * bytes, others.data() + from.index * bytes, bytes)
+              .ok());
   };
-  copy(blocks_, max_blocks_ * layout_.block_bytes);
-  copy(pages_, max_pages_ * layout_.window_page_bytes);
-  copy(slots_, layout_.state.slot_bytes);
+  copy(blocks_, source.blocks_, max_blocks_ * layout_.block_bytes);
+  copy(pages_, source.pages_, max_pages_ * layout_.window_page_bytes);
+  copy(slots_, source.slots_, layout_.state.slot_bytes);
+  CHECK(source.stream_->Synchronize().ok());
   to.num_computed = from.num_computed;
 }
 

@@ -35,6 +35,7 @@ class TestModel {
             std::unique_ptr<device::Device> gpu = nullptr,      // null: the CPU
             const CudaModelOptions& options = {},
             const ModelRank& rank = {});  // config and weights are the whole model's
+  static ModelLimits Limits(int max_seqs, int max_len);
 
   TestSequence Add(std::vector<int32_t> token_ids);
   // One step: the next counts[i] tokens of each sequence, appended to their logits (of the last
@@ -47,8 +48,9 @@ class TestModel {
   void set_last_logits_only() { last_logits_only_ = true; }
   // Runs to the end in chunks of at most `chunk`.
   void RunInChunks(TestSequence& sequence, int chunk);
-  // Gives `to` the cache and the progress of `from`; its tokens stay.
-  void CopyCache(const TestSequence& from, TestSequence& to);
+  // Gives `to` the cache and the progress of `from`, which is `source`'s, of the same lengths; its
+  // tokens stay.
+  void CopyCache(const TestModel& source, const TestSequence& from, TestSequence& to);
   // Takes tokens back, as a rejected draft does.
   void Rollback(TestSequence& sequence, int32_t num_tokens);
 
