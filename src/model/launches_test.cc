@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -39,7 +40,8 @@ class LaunchesTest : public testing::TestWithParam<Param> {
     config.num_draft_blocks = 0;
     const ModelLimits limits{kMaxTokens, kMaxSeqs, kMaxLength};
     CudaModelOptions options{.enforce_eager = true};
-    auto source = checkpoint::MakeSyntheticSource(config, 1);
+    const auto whole = checkpoint::MakeSyntheticSource(config, 1);
+    std::unique_ptr<checkpoint::TensorSource> sharded;
     model_ = nullptr;
     stream_ = nullptr;
     device_ = std::move(device::MakeCudaDevice(0).value());
@@ -52,10 +54,11 @@ class LaunchesTest : public testing::TestWithParam<Param> {
       options.collectives =
           comm::MakePeerGroup(comm::FirstGpus(size), GroupOptions(config, limits, size)).value()[0];
       options.rank = {parallel, place, nullptr};
-      source = checkpoint::MakeShardedSource(*source, config, shard);
+      sharded = checkpoint::MakeShardedSource(*whole, config, shard);
       config = shard.config;
     }
-    auto model = MakeDeepSeekV4Cuda(config, dtype, *source, true, limits, *device_, options);
+    auto model = MakeDeepSeekV4Cuda(config, dtype, sharded == nullptr ? *whole : *sharded, true,
+                                    limits, *device_, options);
     ASSERT_TRUE(model.ok()) << model.status().message();
     model_ = std::move(*model);
   }
