@@ -19,6 +19,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -50,14 +51,12 @@ void LaunchClusters(void (*kernel)(Params...), dim3 grid, unsigned cluster, dim3
                     size_t shared_bytes, device::Stream& stream, Args&&... args) {
   // A kernel's blocks can only run beside its predecessor's when both divide the first-level cache
   // alike.
-  cudaError_t attribute_error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-  if (attribute_error == cudaSuccess && shared_bytes > kDefaultSharedBytes) {
-    attribute_error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           static_cast<int>(shared_bytes));
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                           cudaSharedmemCarveoutMaxShared);
+  if (error == cudaSuccess && shared_bytes > kDefaultSharedBytes) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(shared_bytes));
   }
-  if (device::IsDeviceFault(attribute_error)) return;
-  CHECK_EQ(attribute_error, cudaSuccess);
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -70,8 +69,9 @@ void LaunchClusters(void (*kernel)(Params...), dim3 grid, unsigned cluster, dim3
   config.stream = static_cast<cudaStream_t>(stream.native_handle());
   config.attrs = attributes;
   config.numAttrs = cluster > 1 ? 2 : 1;
-  const cudaError_t error =
-      cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...);
+  if (error == cudaSuccess) {
+    error = cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...);
+  }
   if (error == cudaSuccess || device::IsDeviceFault(error)) return;
   const char* name = "?";
   cudaFuncGetName(&name, reinterpret_cast<const void*>(kernel));
@@ -108,13 +108,14 @@ int MaxClusters(void (*kernel)(Params...), unsigned cluster, unsigned threads,
   return count;
 }
 
-// Of the current GPU.
+// Of the current GPU; 1 on a device that is broken.
 inline int NumMultiprocessors() {
   static const int count = [] {
     int device = 0, value = 0;
-    CHECK_EQ(cudaGetDevice(&device), cudaSuccess);
-    CHECK_EQ(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device), cudaSuccess);
-    return value;
+    device::CheckCuda(cudaGetDevice(&device), __FILE__, __LINE__);
+    device::CheckCuda(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device),
+                      __FILE__, __LINE__);
+    return std::max(value, 1);
   }();
   return count;
 }
