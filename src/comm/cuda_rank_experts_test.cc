@@ -184,7 +184,8 @@ struct Step {
 
   // As routing leaves it.
   PlanBoard Board() const {
-    PlanBoard board{.launch = 1, .num_tiles = {static_cast<uint32_t>(num_tiles), 1}, .tiles = {}};
+    PlanBoard board{
+        .launch = 1, .input = 1, .num_tiles = {static_cast<uint32_t>(num_tiles), 1}, .tiles = {}};
     if (tokens > kernels::kDirectTokens) return board;
     for (size_t i = 0; i < tiles.size(); ++i) {
       board.tiles[i] = {static_cast<uint32_t>(tiles[i].x_group << 16 | tiles[i].expert), 1};

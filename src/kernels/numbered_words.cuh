@@ -1,8 +1,8 @@
 // Words of a launch's result that carry its number (launch_number.h) beside the value: who looks at
 // one until it does waits neither for the launch's end nor for a flag behind the values. Numbers
 // are odd: memory that was never written holds none. A launch that has a number lets its successor
-// start before it waits itself, and tells when it has waited: then what is older than this launch
-// is there. Device code only.
+// start before it waits itself, and tells who asks (LaunchNumber::begun) when it has waited: then
+// what is older than this launch is there. Device code only.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,33 @@ __device__ __forceinline__ void StoreNumbered(uint2* to, uint32_t value, uint32_
   asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(value), "r"(number)
                : "memory");
 }
+// Two words next to each other, at a multiple of 16 bytes.
+__device__ __forceinline__ void StoreTwoNumbered(uint2* to, uint2 values, uint32_t number) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(to), "r"(values.x),
+               "r"(number), "r"(values.y)
+               : "memory");
+}
+
+// What may not be there yet: y, of two words y and w, are numbers.
+__device__ __forceinline__ uint2 LoadNumbered(const uint2* from) {
+  uint2 word;
+  asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];"
+               : "=r"(word.x), "=r"(word.y)
+               : "l"(from)
+               : "memory");
+  return word;
+}
+__device__ __forceinline__ uint4 LoadTwoNumbered(const uint2* from) {
+  uint4 two;
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(two.x), "=r"(two.y), "=r"(two.z), "=r"(two.w)
+               : "l"(from)
+               : "memory");
+  return two;
+}
+__device__ __forceinline__ bool HaveNumber(uint4 two, uint32_t number) {
+  return two.y == number && two.w == number;
+}
 
 // The values of an even number of words next to each other, a lane, on their way at once. All lanes
 // of a warp look until all have theirs: what follows is one instruction stream.
@@ -39,14 +66,9 @@ __device__ __forceinline__ void AwaitNumbered(const uint2* from, uint32_t number
   do {
     there = true;
 #pragma unroll
-    for (int i = 0; i < kWords / 2; ++i) {
-      asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(twos[i].x), "=r"(twos[i].y), "=r"(twos[i].z), "=r"(twos[i].w)
-                   : "l"(from + 2 * i)
-                   : "memory");
-    }
+    for (int i = 0; i < kWords / 2; ++i) twos[i] = LoadTwoNumbered(from + 2 * i);
 #pragma unroll
-    for (const uint4& two : twos) there = there && two.y == number && two.w == number;
+    for (const uint4& two : twos) there = there && HaveNumber(two, number);
   } while (!__all_sync(0xffffffffu, there));
 #pragma unroll
   for (int i = 0; i < kWords / 2; ++i) values[2 * i] = twos[i].x, values[2 * i + 1] = twos[i].z;

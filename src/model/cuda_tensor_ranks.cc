@@ -69,6 +69,18 @@ const kernels::PeerExchange& CudaTensorRanks::BeginSums(const CudaStep& step) {
   return sums_.exchange;
 }
 
+kernels::RouteInput CudaTensorRanks::RouteInput(const CudaStep& step, int layer,
+                                                const CudaBlockWeights& w) const {
+  const bool together = step.batch.num_tokens == 1 && AddsOutputs(step) &&
+                        intermediate_.least(size()) > 0 && outputs_.least(size()) > 0;
+  const bool alone = w.tid2eid == nullptr && kernels::RoutesAlone(c_.num_experts, c_.hidden_size) &&
+                     kernels::AreExpertsAlone(1, c_.hidden_size, c_.moe_intermediate_size);
+  if (!together || !alone || step.recorder != nullptr) return {};
+  return {{ws_.route_input, {ws_.step_number, static_cast<uint32_t>(layer)}},
+          w.ffn_norm,
+          static_cast<float>(c_.rms_norm_eps)};
+}
+
 bool CudaTensorRanks::HaveFewRows() const {
   return grouped_.begin[size()] * kBlock >= kManyGroupedColumns;
 }

@@ -64,6 +64,9 @@ class CudaTensorRanks {
   bool AddsOutputs(const CudaStep& step) const {
     return !step.prefill && step.batch.num_tokens <= most_added_tokens_;
   }
+  // Of one token's `layer`, where these sums end in the boundary and the experts are one launch on
+  // all ranks (RankOfExperts): what routing awaits instead of the boundary's end.
+  kernels::RouteInput RouteInput(const CudaStep& step, int layer, const CudaBlockWeights& w) const;
   // The exchange of these sums, which begins with wo_b's product and ends in the boundary.
   const kernels::PeerExchange& BeginSums(const CudaStep& step);
   // Whether ranks of attention have few rows: CudaGemmParams::few_rows.

@@ -37,7 +37,7 @@ inline TestSource WideModel(int num_layers = 4) {
       checkpoint::ParseModelConfig(checkpoint::PresetConfigText("flash").value(), "flash").value();
   config.num_layers = num_layers;
   config.compress_ratios.resize(static_cast<size_t>(num_layers));
-  config.num_experts = 16;
+  config.num_experts = 32;
   config.vocab_size = 4096;
   config.draft = config::DraftKind::kNone;
   config.num_draft_blocks = 0;

@@ -27,6 +27,7 @@ struct CudaWorkspace {
   std::byte* attention_counters = nullptr;
   uint32_t* step_number = nullptr;             // kernels::LaunchNumber
   uint32_t* queries_begun = nullptr;           // likewise
+  uint2* route_input = nullptr;                // [kernels::ToldWords(hidden)], zero at first
   uint2* index_words = nullptr;                // [kMaxNumberedTokens, index heads * 64]
   kernels::RouteBoard* route_board = nullptr;  // zero at first, as plan.board
 

@@ -186,7 +186,8 @@ class CudaModel final : public DeepSeekV4 {
         Boundary(step, {}, ws_->ffn_state, w.hc_attn, w.attn_norm, ws_->attn_state);
       }
       Attention(step, share, layer, w);
-      Boundary(share, {.y = ws_->y}, ws_->attn_state, w.hc_ffn, w.ffn_norm, ws_->ffn_state);
+      Boundary(share, {.y = ws_->y}, ws_->attn_state, w.hc_ffn, w.ffn_norm, ws_->ffn_state,
+               RouteInput(share, w).told);
       output = Moe(step, share, layer, w);
     }
     layer_ = -1;
@@ -237,11 +238,6 @@ class CudaModel final : public DeepSeekV4 {
   __nv_bfloat16* Streams(const CudaStep& step) const {
     return ws_->streams + int64_t{step.first_token} * 4 * c_.hidden_size;
   }
-  static kernels::HyperConnectionState StateOf(const CudaStep& step,
-                                               const kernels::HyperConnectionState& state) {
-    const int64_t first = step.first_token;
-    return {state.post + first * 4, state.comb_logits + first * 16, state.comb + first * 16};
-  }
   kernels::Bf16Tiles H(const CudaStep& step) const { return {ws_->h, RowGroups(step)}; }
   kernels::Fp8Tiles HFp8(const CudaStep& step) const {
     const int64_t first = step.first_token;
@@ -251,7 +247,8 @@ class CudaModel final : public DeepSeekV4 {
 
   void Boundary(const CudaStep& step, kernels::SublayerOutput output,
                 const kernels::HyperConnectionState& before, const CudaHyperConnection& w,
-                const __nv_bfloat16* norm, const kernels::HyperConnectionState& after) {
+                const __nv_bfloat16* norm, const kernels::HyperConnectionState& after,
+                const kernels::NumberedWords& told = {}) {
     const kernels::OutputExchange gather =
         ranks_.CompleteOutput(step, layer_, step.batch.num_tokens, output);
     if (output.y != nullptr) output.y += int64_t{step.first_token} * c_.hidden_size;
@@ -262,15 +259,16 @@ class CudaModel final : public DeepSeekV4 {
                                                .hidden = c_.hidden_size,
                                                .output = output,
                                                .gather = gather,
-                                               .before = StateOf(step, before),
+                                               .before = before.From(step.first_token),
                                                .fn = w.fn,
                                                .scale = w.scale,
                                                .base = w.base,
                                                .norm_weight = norm,
                                                .constants = constants_,
-                                               .after = StateOf(step, after),
+                                               .after = after.From(step.first_token),
                                                .h = H(step),
                                                .h_fp8 = HFp8(step),
+                                               .told = told,
                                                .scratch = ws_->boundary_scratch});
   }
 
@@ -567,11 +565,15 @@ class CudaModel final : public DeepSeekV4 {
     return ws_->expert_weights + int64_t{step.first_token} * c_.num_experts_per_token;
   }
 
+  kernels::RouteInput RouteInput(const CudaStep& share, const CudaBlockWeights& w) const {
+    return expert_ranks_ != nullptr ? kernels::RouteInput{} : ranks_.RouteInput(share, layer_, w);
+  }
   kernels::SublayerOutput Moe(const CudaStep& step, const CudaStep& share, int layer,
                               const CudaBlockWeights& w) {
     const kernels::Fp8Tiles gathered{ws_->gathered, ws_->gathered_scales, ws_->pair_rows / 8};
     kernels::CudaMoeRouteParams route{.gate = w.gate,
                                       .h = H(share),
+                                      .input = RouteInput(share, w),
                                       .scores = ws_->router_scores,
                                       .board = ws_->route_board,
                                       .num_tokens = share.batch.num_tokens,
@@ -595,10 +597,8 @@ class CudaModel final : public DeepSeekV4 {
     if (share.is_share()) {
       ranks_.GatherRouted(share, layer);
       route.is_chosen = route.plans = true;
-      route.num_tokens = step.batch.num_tokens;
-      route.token_seq = step.batch.token_seq;
-      route.expert_ids = ExpertIds(step, layer);
-      route.weights = ExpertWeights(step);
+      route.num_tokens = step.batch.num_tokens, route.token_seq = step.batch.token_seq;
+      route.expert_ids = ExpertIds(step, layer), route.weights = ExpertWeights(step);
       route.x = HFp8(step);
       Enqueue(step, "plan", route);
     }

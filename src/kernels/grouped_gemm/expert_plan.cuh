@@ -12,6 +12,19 @@ __device__ inline void SendWord(PlanBoard::Word* to, uint32_t value, uint32_t la
   asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(value), "r"(launch)
                : "memory");
 }
+// Once the activations are there.
+__device__ inline void TellInput(PlanBoard& board, uint32_t launch) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(&board.input), "r"(launch) : "memory");
+}
+__device__ inline void AwaitInput(const PlanBoard& board, uint32_t launch) {
+  uint32_t there;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                 : "=r"(there)
+                 : "l"(&board.input)
+                 : "memory");
+  } while (there != launch);
+}
 // The number of the launch whose plan is there or comes next.
 __device__ inline uint32_t PlanLaunch(const PlanBoard& board) {
   return *static_cast<volatile const uint32_t*>(&board.launch);

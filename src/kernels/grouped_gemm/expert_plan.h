@@ -35,6 +35,7 @@ struct PlanBoard {
     uint32_t value, launch;
   };
   uint32_t launch;  // the number to wait for, there before the experts' blocks start
+  uint32_t input;   // that number, as soon as the activations are there; ranks' one token awaits it
   Word num_tiles;
   Word tiles[kDirectTokens * kMaxChosen];  // expert; from bit 16 on the tile's eight tokens
 };
@@ -49,6 +50,12 @@ struct ExpertPlan {
   int32_t* progress = nullptr;
   PlanBoard* board = nullptr;  // up to kDirectTokens tokens
 };
+
+// Whole stages of columns, which one token's kernel takes.
+inline constexpr int kAloneColumns = 512;
+constexpr bool AreExpertsAlone(int64_t num_tokens, int64_t hidden, int64_t intermediate) {
+  return num_tokens == 1 && hidden % kAloneColumns == 0 && intermediate % kAloneColumns == 0;
+}
 
 inline constexpr int kLargeExpertTokens = 513;  // from here on, and for prefill, experts_large.h
 

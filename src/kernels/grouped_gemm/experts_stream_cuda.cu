@@ -11,9 +11,8 @@
 namespace fathom::kernels {
 namespace {
 
-constexpr int kSharedExpert = -1;  // as an expert's id
-// Whole stages of columns, which one token's kernel takes, and its slim items.
-constexpr int kAloneColumns = 512, kSlimColumns = 1024;
+constexpr int kSharedExpert = -1;   // as an expert's id
+constexpr int kSlimColumns = 1024;  // whole stages of one token's slim items
 // Of one token, each alone on its multiprocessor (route_direct.cuh). Slim items leave them that: a
 // cluster that waited for them would be late, and the next boundary gets ready there meanwhile.
 constexpr int kRoutingBlocks = 16;
@@ -58,8 +57,9 @@ struct Work {
   int first_block = 0;                    // of t, of 128 columns: what gate_up begins with
   int shared_rows = 0, shared_tiles = 0;  // tokens of a tile of the shared expert; tiles
   int max_tiles = 0;                      // of routed experts
-  // Up to kDirectTokens tokens: activations were complete before the launch's predecessor began,
-  // and the plan is told word by word. Else the predecessor gathers, and the plan was complete.
+  // Up to kDirectTokens tokens: activations were complete before the launch's predecessor began, or
+  // it tells when they are (kStartsEarly), and the plan is told word by word. Else the predecessor
+  // gathers, and the plan was complete.
   bool is_direct = false;
   bool by_packets = false;  // t
   Deal deal;
@@ -605,6 +605,10 @@ class ExpertWriter {
   uint32_t tokens_ = 0;  // of an item, a bit each: those that are written
 };
 
+// Of one token on ranks the launch starts before its activations are there (route_alone.cuh).
+template <typename Stream, typename Progress>
+constexpr bool kStartsEarly = Stream::kAlone && std::is_same_v<Progress, RankProgress>;
+
 // Progress: OwnProgress; or RankProgress, of `rank`.
 template <typename Stream, typename Progress>
 __global__ void __launch_bounds__(Stream::kThreads, 1)
@@ -631,6 +635,8 @@ __global__ void __launch_bounds__(Stream::kThreads, 1)
     if (warp == 19) {
       WaitForPredecessor();
       AllowSuccessor();
+    } else if constexpr (kStartsEarly<Stream, Progress>) {
+      AwaitInput(*p.plan.board, PlanLaunch(*p.plan.board));
     }
     stream.FetchActivations(Activations<Progress>(work, progress), warp == 19 ? 1 : 0);
   } else if (warp == 18) {
@@ -692,8 +698,7 @@ void Run(const CudaExpertParams& p, Work work, const ExpertRank& rank, device::S
   work.shared_tiles = NumSharedTiles(p.shared_tokens(), p.num_tokens);
   work.max_tiles = static_cast<int>(MaxExpertTiles(p.num_tokens, p.num_experts, p.num_chosen));
   work.is_direct = p.num_tokens <= kDirectTokens;
-  const bool alone =
-      p.num_tokens == 1 && p.hidden % kAloneColumns == 0 && p.intermediate % kAloneColumns == 0;
+  const bool alone = AreExpertsAlone(p.num_tokens, p.hidden, p.intermediate);
   work.by_packets = alone && work.gate_up && work.down;
   CHECK(!work.by_packets || p.t_packets != nullptr);
   work.deal.items_of_tile = work.gate_up ? static_cast<int>(work.gate_up_rows / 128) : 0;

@@ -7,6 +7,7 @@
 #include "kernels/hyper_connection/hyper_connection_cuda.h"
 #include "kernels/launch.cuh"
 #include "kernels/moe_route/moe_route_cuda.h"
+#include "kernels/numbered_words.cuh"
 #include "kernels/quantize/quantize.cuh"
 #include "kernels/sm90.cuh"
 #include "kernels/warp_sums.cuh"
@@ -54,6 +55,7 @@ class Boundary {
   static constexpr int kParts = kRanks == Ranks::kSumsOf4 ? 4 : 2;  // of sums
   // Whether all ranks' predecessors send what the column warps await.
   static constexpr bool kIsSent = kAdds || kRanks == Ranks::kRows;
+  static constexpr bool kTells = !kHead && kTokens == 1;
   static constexpr int kMixes = kHead ? kS : kNumMixes;
   static constexpr int kLate = kNumMixes - kS;  // mixes: post's and C's
   static constexpr int kGroups = kLate / kS;    // of late mixes
@@ -118,6 +120,7 @@ class Boundary {
     __syncthreads();
     ClusterArrive();
     if (warp() == 0) FetchMixers();
+    if (kTells && p_.told.words != nullptr) told_number_ = ValueOf(p_.told.number);
     if constexpr (kRanks != Ranks::kAll) number_ = ExchangeNumber(p_.gather.exchange);
     const bool has_columns = warp() < column_warps_;
     if (const int mix = has_columns ? lane() % kEarlyRow : kS + lane(); mix < kMixes) {
@@ -421,7 +424,9 @@ class Boundary {
       y = y + __shfl_sync(0xffffffffu, gate, k) * WidenQuad(streams_[k]);
     }
     y = RoundQuad(y);
+    if constexpr (kTells) TellQuad(y);
     const float own = WarpSum(Dot(y, y));
+    if constexpr (kTells) TellSquares(own);
     float* const squares = s_.of[token_].squares;
     if (lane() < cluster_) {
       SendToBlock(&squares[column0_ / 128 + block_], own, &s_.squares_full,
@@ -433,14 +438,27 @@ class Boundary {
     Normalize(Row(token_), column0_ + column_, InverseSqrt(mean + p_.constants.norm_eps) * y);
   }
 
+  // For who does the norm itself.
+  __device__ void TellQuad(float4 y) const {
+    if (p_.told.words == nullptr) return;
+    StoreTwoNumbered(p_.told.words + (column0_ + column_) / 2,
+                     {PackBf16(y.x, y.y), PackBf16(y.z, y.w)}, told_number_);
+  }
+  __device__ void TellSquares(float squares) const {
+    if (p_.told.words == nullptr || lane() != 0) return;
+    StoreNumbered(p_.told.words + hidden_ / 2 + column0_ / 128 + block_, __float_as_uint(squares),
+                  told_number_);
+  }
+
   __device__ void Normalize(int64_t row, int64_t k, float4 scaled) const {
     const float4 weight = WidenQuad(norm_);
     const float4 h = RoundQuad(
         {scaled.x * weight.x, scaled.y * weight.y, scaled.z * weight.z, scaled.w * weight.w});
-    auto* const tiles = reinterpret_cast<std::byte*>(p_.h.values);
-    auto* const to =
-        reinterpret_cast<__nv_bfloat16*>(tiles + Bf16TileOffset(row, k, p_.h.row_groups));
-    StoreQuad(to, h);
+    if (!kTells || p_.told.words == nullptr) {
+      auto* const tiles = reinterpret_cast<std::byte*>(p_.h.values);
+      StoreQuad(reinterpret_cast<__nv_bfloat16*>(tiles + Bf16TileOffset(row, k, p_.h.row_groups)),
+                h);
+    }
     if constexpr (!kHead) {
       const float largest =
           WarpMax(fmaxf(fmaxf(fabsf(h.x), fabsf(h.y)), fmaxf(fabsf(h.z), fabsf(h.w))));
@@ -531,6 +549,7 @@ class Boundary {
   float scale_ = 0, base_ = 0;
   const float inverse_hidden_ = 1.0f / static_cast<float>(hidden_);
   uint64_t number_ = 0;  // of the exchange
+  uint32_t told_number_ = 0;
 };
 
 // Half of the registers and of the shared memory: a block gets ready beside the product before.
@@ -619,6 +638,8 @@ void RunTokens(const CudaHyperConnectionParams& params, device::Stream& stream) 
 void Launch(const CudaHyperConnectionParams& params, device::Stream& stream) {
   if (params.num_tokens == 0) return;
   CHECK_EQ(params.hidden % 128, 0);
+  CHECK(params.told.words == nullptr ||
+        (params.num_tokens == 1 && !params.prefill && params.rows == nullptr));
   const bool exchanges = params.gather.exchange.peers.size > 1;
   if (!exchanges && IsLargeBoundary(params)) return LaunchLargeBoundary(params, stream);
   params.rows != nullptr ? RunTokens<true>(params, stream) : RunTokens<false>(params, stream);

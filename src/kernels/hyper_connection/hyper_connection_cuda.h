@@ -17,6 +17,7 @@
 #include "device/device.h"
 #include "kernels/collective/peer_view.h"
 #include "kernels/hyper_connection/hyper_connection.h"
+#include "kernels/launch_number.h"
 #include "kernels/tiles.cuh"
 
 namespace fathom::kernels {
@@ -26,6 +27,10 @@ struct HyperConnectionState {
   float* post = nullptr;         // [num_tokens, 4]
   float* comb_logits = nullptr;  // [num_tokens, 4, 4], L[j][k]
   float* comb = nullptr;         // [num_tokens, 4, 4], C[j][k], of many tokens (boundary_large.h)
+
+  HyperConnectionState From(int64_t token) const {
+    return {post + token * 4, comb_logits + token * 16, comb + token * 16};
+  }
 };
 
 // The output of the sub-layer that ended.
@@ -67,12 +72,18 @@ struct CudaHyperConnectionParams {
   HyperConnectionState after = {};  // not for the head
   Bf16Tiles h = {};                 // [num_tokens, hidden]
   Fp8Tiles h_fp8 = {};              // [num_tokens, hidden]; not for the head
+  // One token: instead of h what it is before its norm, a word for two columns, and behind that the
+  // sums of the squares of each 128 columns, as numbered words (numbered_words.cuh): who awaits
+  // them does the norm itself (moe_route's route_alone.cuh).
+  NumberedWords told = {};  // [ToldWords(hidden)]
   // Many tokens (boundary_large.h): BoundaryScratchFloats of them; null: none of them are.
   float* scratch = nullptr;
   // Head (the end of the model) for some tokens: row i of h is token rows[i]. num_tokens counts
   // rows.
   const int32_t* rows = nullptr;
 };
+
+constexpr int64_t ToldWords(int64_t hidden) { return hidden / 2 + hidden / 128; }
 
 void Launch(const CudaHyperConnectionParams& params, device::Stream& stream);
 

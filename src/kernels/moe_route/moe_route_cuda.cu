@@ -7,6 +7,7 @@
 #include "kernels/grouped_gemm/expert_plan.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/moe_route/moe_route_cuda.h"
+#include "kernels/moe_route/route_alone.cuh"
 #include "kernels/moe_route/route_choice.cuh"
 #include "kernels/moe_route/route_direct.cuh"
 
@@ -261,6 +262,16 @@ RouteShape MakeShape(const CudaMoeRouteParams& p) {
   return s;
 }
 
+void LaunchAlone(const CudaMoeRouteParams& p, device::Stream& stream) {
+  device::CheckCuda(
+      cudaFuncSetAttribute(RouteAloneKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+      __FILE__, __LINE__);
+  const auto blocks =
+      static_cast<unsigned>((p.num_experts + kAloneRouteBlock - 1) / kAloneRouteBlock);
+  LaunchClusters(RouteAloneKernel, blocks, blocks, RouteAlone::kThreads, sizeof(RouteAlone::Shared),
+                 stream, p);
+}
+
 template <int kGroups, int kLane, bool kCluster>
 void LaunchDirect(const CudaMoeRouteParams& p, device::Stream& stream) {
   using Route = DirectRoute<kGroups, kLane, kCluster>;
@@ -317,6 +328,11 @@ void Launch(const CudaMoeRouteParams& p, device::Stream& stream) {
   } else {
     CHECK_NE(p.bias == nullptr, p.tid2eid == nullptr);
     CHECK(p.gate.kind == TileKind::kBf16 && p.gate.cols == p.hidden);
+    if (p.input.told.words != nullptr) {
+      CHECK(p.num_tokens == 1 && !p.prefill && p.plans && p.bias != nullptr);
+      CHECK(RoutesAlone(p.num_experts, p.hidden));
+      return LaunchAlone(p, stream);
+    }
     if (p.num_tokens <= kDirectTokens && !p.prefill) return LaunchDirect(p, stream);
     LaunchGate(p, stream);
   }

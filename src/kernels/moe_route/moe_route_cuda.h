@@ -10,6 +10,7 @@
 #include "device/device.h"
 #include "kernels/gemm/weight_tiles.h"
 #include "kernels/grouped_gemm/expert_plan.h"
+#include "kernels/launch_number.h"
 #include "kernels/tiles.cuh"
 
 namespace fathom::kernels {
@@ -31,9 +32,18 @@ struct RouteBoard {
   int32_t counts[kMaxRouteBlocks + 1][kMaxExperts];
 };
 
+// What a boundary tells (CudaHyperConnectionParams::told), and its norm. Then the experts' launch
+// starts before the boundary has ended: it is one that awaits PlanBoard::input.
+struct RouteInput {
+  NumberedWords told;
+  const __nv_bfloat16* norm_weight = nullptr;  // [hidden]
+  float norm_eps = 0;
+};
+
 struct CudaMoeRouteParams {
-  TiledMatrix gate;  // kBf16 [num_experts, hidden]
-  Bf16Tiles h = {};  // [num_tokens, hidden]
+  TiledMatrix gate;       // kBf16 [num_experts, hidden]
+  Bf16Tiles h = {};       // [num_tokens, hidden]
+  RouteInput input = {};  // of one token, where RoutesAlone, instead of h
   // [num_tokens, num_experts]: the gate's products, or of up to kDirectTokens tokens, if wanted,
   // the scores that are made of them.
   float* scores = nullptr;
@@ -58,6 +68,14 @@ struct CudaMoeRouteParams {
   Fp8Tiles x;         // [num_tokens, hidden]
   Fp8Tiles gathered;  // [MaxPairRows, hidden]
 };
+
+// One token, by scores: whether there may be an `input`.
+inline constexpr int kAloneRouteHidden = 4096, kAloneRouteExperts = 256;  // at most
+inline constexpr int kAloneRouteBlock = 16;  // experts of a block, of which there are several
+constexpr bool RoutesAlone(int num_experts, int64_t hidden) {
+  return num_experts > kAloneRouteBlock && num_experts <= kAloneRouteExperts &&
+         hidden <= kAloneRouteHidden;
+}
 
 void Launch(const CudaMoeRouteParams& params, device::Stream& stream);
 

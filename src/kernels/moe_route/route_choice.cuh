@@ -7,6 +7,13 @@
 
 namespace fathom::kernels {
 
+// The number of a launch for up to kDirectTokens tokens. Never 0, which words hold that nobody has
+// written; odd and even in turn.
+__device__ inline uint32_t NextLaunch(const RouteBoard& board) {
+  const uint32_t next = *static_cast<volatile const uint32_t*>(&board.launches) + 1;
+  return next != 0 ? next : 2;
+}
+
 __device__ inline float Softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 
 // Of values [kFirst, kFirst + kCount), a power of two: few of the steps wait for each other.

@@ -23,11 +23,6 @@ namespace fathom::kernels {
 __device__ inline RouteBoard::Score* ScoreAt(const CudaMoeRouteParams& p, int token, int expert) {
   return &p.board->scores[token][expert];
 }
-// Never 0, which words hold that nobody has written; odd and even in turn.
-__device__ inline uint32_t LaunchNumber(const CudaMoeRouteParams& p) {
-  const uint32_t next = *static_cast<volatile const uint32_t*>(&p.board->launches) + 1;
-  return next != 0 ? next : 2;
-}
 __device__ inline void SendScore(RouteBoard::Score* to, float score, uint32_t number) {
   asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(__float_as_uint(score)),
                "r"(number)
@@ -84,7 +79,7 @@ class DirectRoute {
         tokens_(static_cast<int>(params.num_tokens)),
         plans_(blockIdx.x == 0),
         tells_own_(kCluster && params.num_tokens == 1 && params.tid2eid == nullptr),
-        number_(LaunchNumber(params)) {}
+        number_(NextLaunch(*params.board)) {}
 
   __device__ void Run() {
     if (thread() == 0) InitBarriers();
@@ -178,6 +173,7 @@ class DirectRoute {
     if (!kCluster && chooses()) FetchBoard();
     if (thread() == kDirectThreads - 32) {
       p_.plan.board->launch = number_;
+      p_.plan.board->input = number_;  // it is, when the experts start
       if (tells_own_) TellCount(first_exists ? p_.num_chosen : 0);
       __threadfence();
     }
