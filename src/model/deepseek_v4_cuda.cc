@@ -304,8 +304,8 @@ class CudaModel final : public DeepSeekV4 {
     Enqueue(step, "input products", gemm);
   }
 
-  // queries from qr, and what the indexer scores with. beside: SelectsBeside.
-  kernels::CudaGemmParams QueryProducts(const CudaStep& step, bool scoring, bool beside,
+  // queries from qr, and what the indexer scores with.
+  kernels::CudaGemmParams QueryProducts(const CudaStep& step, bool scoring,
                                         const CudaBlockWeights& w, const AttentionPart& part,
                                         const kernels::Fp8Tiles& qr) const {
     kernels::CudaGemmParams gemm{.num_tokens = step.batch.num_tokens, .prefill = step.prefill};
@@ -318,24 +318,13 @@ class CudaModel final : public DeepSeekV4 {
                                             .y_stride = matrix.rows,
                                             .y_fp8 = {}};
     };
-    if (scoring) add(w.index_wq_b, beside ? static_cast<void*>(ws_->index_words) : ws_->index_q);
-    if (beside) {
-      gemm.problems[0].output = GemmOutput::kNumbered;
-      gemm.number = QueryNumber();
-      gemm.max_blocks = kernels::BlocksOfProducts(step.batch.num_tokens, step.max_entries);
-    }
+    if (scoring) add(w.index_wq_b, ws_->index_q);
     add(part.wq_b, ws_->q);
     return gemm;
   }
 
   kernels::LaunchNumber QueryNumber() const {
     return {ws_->step_number, static_cast<uint32_t>(layer_), ws_->queries_begun};
-  }
-  // Entries are selected beside the query products, not behind them.
-  bool SelectsBeside(const CudaStep& step, int64_t weight_bytes) const {
-    const int n = step.batch.num_tokens;
-    return !step.prefill && step.max_entries > c_.index_topk && n <= kernels::kMaxNumberedTokens &&
-           kernels::AwaitsWords(n, c_.index_num_heads, step.max_entries, weight_bytes);
   }
 
   void Attention(const CudaStep& step, const CudaStep& share, int layer,
@@ -369,12 +358,33 @@ class CudaModel final : public DeepSeekV4 {
     const bool scoring = c4 && step.any_index_scoring;
     InputProducts(share, kind, scoring, w);
     if (share.is_share()) ranks_.GatherKeys(share, layer, w);
-    const bool beside =
-        scoring && SelectsBeside(share, TiledBytes(w.index_wq_b) + TiledBytes(part.wq_b));
-    const bool alone = Queries(step, share, QueryProducts(share, scoring, beside, w, part, qr),
-                               Prologue(step, share.batch.num_tokens, kind, kind_layer, w, angles,
-                                        qr, pages, compressed, index_keys));
-    if (c4) Select(share, layer, own_angles, index_keys, beside);
+    kernels::CudaGemmParams products = QueryProducts(share, scoring, w, part, qr);
+    const bool alone = !share.is_share() && kernels::AreQueriesAlone(products);
+    // Entries are selected before the queries are made, or beside that, not behind it.
+    const int index_heads = c_.index_num_heads, entries = share.max_entries;
+    const bool first =
+        scoring && !alone && kernels::MakesIndexQueries(products, index_heads, entries);
+    const bool beside = first || (scoring && entries > c_.index_topk &&
+                                  kernels::AwaitsWords(products, index_heads, entries));
+    if (beside) {
+      products.problems[0].output = GemmOutput::kNumbered;
+      products.problems[0].y = ws_->index_words;
+      products.number = QueryNumber();
+    }
+    const auto prologue = Prologue(step, share.batch.num_tokens, kind, kind_layer, w, angles, qr,
+                                   pages, compressed, index_keys);
+    if (alone) {
+      Enqueue(step, "prologue and query products",
+              kernels::CudaQueriesAloneParams{prologue, products});
+    } else {
+      Enqueue(step, "attention prologue", prologue);
+    }
+    if (first) {
+      Select(share, layer, own_angles, index_keys, beside, products.problems[0]);
+      products = kernels::ProductsBehindSelection(products, entries);
+    }
+    if (!alone) Enqueue(share, "query products", products);
+    if (c4 && !first) Select(share, layer, own_angles, index_keys, beside);
     const bool behind_selection = c4 && !beside;
     Enqueue(share, "attention",
             kernels::CudaSparseAttentionParams{.batch = share.batch,
@@ -397,19 +407,6 @@ class CudaModel final : public DeepSeekV4 {
                                                .out = {ws_->attention_out, RowGroups(share)},
                                                .workspace = ws_->attention_workspace,
                                                .counters = ws_->attention_counters});
-  }
-
-  // The prologue and what it makes queries for. Whether that was one launch.
-  bool Queries(const CudaStep& step, const CudaStep& share, const kernels::CudaGemmParams& products,
-               const kernels::CudaAttentionPrologueParams& prologue) {
-    if (share.is_share() || !kernels::AreQueriesAlone(products)) {
-      Enqueue(step, "attention prologue", prologue);
-      Enqueue(share, "query products", products);
-      return false;
-    }
-    Enqueue(step, "prologue and query products",
-            kernels::CudaQueriesAloneParams{prologue, products});
-    return true;
   }
 
   kernels::CudaAttentionPrologueParams Prologue(const CudaStep& step, int num_queries,
@@ -468,12 +465,14 @@ class CudaModel final : public DeepSeekV4 {
   }
 
   void Select(const CudaStep& step, int layer, const float* angles,
-              const kernels::PagedEntries& index_keys, bool beside) {
+              const kernels::PagedEntries& index_keys, bool beside,
+              const kernels::GemmProblem& product = {}) {
     const double scale = 1.0 / std::sqrt(double{1} * c_.index_head_dim * c_.index_num_heads);
     Enqueue(step, "index selection",
             kernels::CudaIndexSelectParams{.batch = step.batch,
                                            .any_scoring = step.any_index_scoring,
                                            .q = ws_->index_q,
+                                           .product = product,
                                            .q_words = beside ? ws_->index_words : nullptr,
                                            .q_number = QueryNumber(),
                                            .projected = ws_->index_projected,

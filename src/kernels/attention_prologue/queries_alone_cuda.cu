@@ -44,21 +44,6 @@ struct Item {
     if (lane() < kBlocks) s.Fetch(lane(), from + lane() * kWeightTileBytes);
   }
   __device__ const uint8_t* scales() const { return p.w.scales + tile / 2 * kBlocks; }
-  // d: of rows lane / 4 of the warp's 16, and of the eighth after it, in lanes 0, 4, ….
-  __device__ void Write(float2 d, uint32_t number) const {
-    const float2 next{__shfl_down_sync(0xffffffffu, d.x, 4), __shfl_down_sync(0xffffffffu, d.y, 4)};
-    if (lane() % 8 != 0) return;
-    const int pair = (tile * kTileMatrixRows + warp() * 16 + lane() / 4) / 2;
-    const uint32_t low = PackBf16(d.x, next.x), high = PackBf16(d.y, next.y);
-    if (p.output == GemmOutput::kNumbered) {
-      auto* const y = static_cast<uint2*>(p.y);
-      StoreNumbered(y + pair, low, number);
-      StoreNumbered(y + pair + 4, high, number);
-    } else {
-      auto* const y = static_cast<uint32_t*>(p.y);
-      y[pair] = low, y[pair + 4] = high;
-    }
-  }
 };
 
 // The block's row tiles of the products.
@@ -106,7 +91,7 @@ __device__ void Queries(const Params& p, int tile, Shared& s) {
     }
     for (uint64_t& landed : s.landed) BarrierWait(&landed, parity);
     parity ^= 1;
-    item.Write(MultiplyLandedFp8(s.weights, b, scale, s.x_scales), number);
+    StoreRowTile(item.p, tile, MultiplyLandedFp8(s.weights, b, scale, s.x_scales), number);
   }
 }
 

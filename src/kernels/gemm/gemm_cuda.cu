@@ -8,6 +8,7 @@ namespace fathom::kernels {
 namespace {
 
 constexpr int64_t kMaxCols = 65536;
+constexpr int64_t kMaxEarlyCols = 1024;  // one part of the columns, whole stages
 
 void Check(const CudaGemmParams& params) {
   CHECK_LE(params.num_problems, kMaxGemmProblems);
@@ -25,6 +26,10 @@ void Check(const CudaGemmParams& params) {
     CHECK_EQ(p.output == GemmOutput::kNumbered, i == 0 && params.number.of_step != nullptr);
     CHECK_EQ(p.w.kind == TileKind::kFp8AsBf16, params.problems[0].w.kind == TileKind::kFp8AsBf16);
   }
+  const TiledMatrix& first = params.problems[0].w;
+  CHECK(!params.x_is_early ||
+        (params.num_problems == 1 && params.num_tokens <= 8 && !params.prefill &&
+         first.kind == TileKind::kFp8 && first.cols <= kMaxEarlyCols && first.cols % 256 == 0));
   CHECK(params.number.of_step == nullptr ||
         (params.num_problems > 1 && params.num_tokens <= kMaxNumberedTokens && !params.prefill &&
          params.problems[0].w.kind != TileKind::kFp8AsBf16));

@@ -50,7 +50,10 @@ struct CudaGemmParams {
   // Of kNumbered, which the first of several problems may be, of few tokens: its rows come
   // before the others', so that who awaits its words need not wait for the launch's end.
   LaunchNumber number = {};
-  int max_blocks = 0;     // who runs beside has the other multiprocessors; 0: nobody does
+  // Of one problem, up to 8 tokens: x was there before the launch just before began, beside which
+  // this one runs, and which it awaits last.
+  bool x_is_early = false;
+  int max_blocks = 0;     // then: that one has the other multiprocessors; 0: shares all of them
   bool few_rows = false;  // of a rank, or of all: columns are split as far as pays
 };
 

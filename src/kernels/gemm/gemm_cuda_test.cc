@@ -382,18 +382,35 @@ TEST_F(GemmCudaTest, NumberedWordsHoldTheBitsOfBf16) {
       const auto pairs = Download<uint32_t>(a.y);
       params.problems[0].output = GemmOutput::kNumbered;
       params.number = {As<uint32_t>(step), 3, As<uint32_t>(begun)};
+      const auto words = Poisoned(tokens * rows * 4);
+      params.problems[0].y = words.data();
+      Launch(params, *gpu_stream_);
+      const auto numbered = Download<uint32_t>(words);
+      for (size_t i = 0; i < static_cast<size_t>(tokens * rows / 2); ++i) {
+        ASSERT_EQ(numbered[2 * i], pairs[i]) << rows << " rows, word " << i;
+        ASSERT_EQ(numbered[2 * i + 1], 47u) << rows << " rows, word " << i;
+      }
+      EXPECT_EQ(Download<uint32_t>(begun)[0], 47u);
+      Expect(second, b, tokens);
+    }
+  }
+}
+
+TEST_F(GemmCudaTest, EarlyInputGivesTheSameBits) {
+  for (const Case shape : {Case{TileKind::kFp8, 192, 256}, Case{TileKind::kFp8, 12864, 1024}}) {
+    for (const int64_t tokens : Sweep<int64_t>({1, 3, 8}, {3})) {
+      Problem a = Make(shape, tokens, 7);
+      CudaGemmParams params{.problems = {a.gemm}, .num_problems = 1, .num_tokens = tokens};
+      Launch(params, *gpu_stream_);
+      auto expected = Download<uint16_t>(a.y);
+      expected.resize(static_cast<size_t>(tokens * shape.rows));
+      params.x_is_early = true;
       for (const int max_blocks : {0, 66}) {
-        const auto words = Poisoned(tokens * rows * 4);
-        params.problems[0].y = words.data();
+        const auto y = Poisoned(tokens * shape.rows * 2);
+        params.problems[0].y = y.data();
         params.max_blocks = max_blocks;
         Launch(params, *gpu_stream_);
-        const auto numbered = Download<uint32_t>(words);
-        for (size_t i = 0; i < static_cast<size_t>(tokens * rows / 2); ++i) {
-          ASSERT_EQ(numbered[2 * i], pairs[i]) << rows << " rows, word " << i;
-          ASSERT_EQ(numbered[2 * i + 1], 47u) << rows << " rows, word " << i;
-        }
-        EXPECT_EQ(Download<uint32_t>(begun)[0], 47u);
-        Expect(second, b, tokens);
+        EXPECT_TRUE(Download<uint16_t>(y) == expected) << tokens << " tokens, " << max_blocks;
       }
     }
   }

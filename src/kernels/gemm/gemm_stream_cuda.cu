@@ -113,8 +113,10 @@ struct GemmItems {
 
 // Who else gets two FP32 sums of a row: nobody, or all ranks.
 struct NoExchange {};
+struct EarlyInput {};  // nobody; x is early
 struct NoSender {
-  __device__ explicit NoSender(const NoExchange&) {}
+  template <typename Exchange>
+  __device__ explicit NoSender(const Exchange&) {}
   __device__ void Send(int64_t, int64_t, int64_t, float2) const {}
 };
 struct PacketSender {
@@ -265,7 +267,7 @@ __global__ void __launch_bounds__(kMostThreads<Stream>, kMostBlocks<Stream>)
   } else if (warp == Stream::kWarps) {
     stream.FetchWeights(items, deal.token_tiles == 1);
   } else {
-    stream.FetchActivations(items, [&] {
+    const auto wait = [&] {
       if constexpr (kIsNumbered<Exchange>) {
         const uint32_t number = ValueOf(exchange);
         AllowSuccessor();
@@ -275,7 +277,10 @@ __global__ void __launch_bounds__(kMostThreads<Stream>, kMostBlocks<Stream>)
       } else {
         WaitForPredecessor();
       }
-    });
+    };
+    constexpr bool kIsEarly = std::is_same_v<Exchange, EarlyInput>;
+    stream.template FetchActivations<kIsEarly>(items, wait);
+    if (kIsEarly) WaitForPredecessor();  // who waits for this launch, waits for both
   }
 }
 
@@ -402,11 +407,12 @@ Deal MakeDeal(const CudaGemmParams& params, int tokens_each, int split, int max_
         deal.first_item[i] + static_cast<int>((tiles + 1) / 2) * deal.token_tiles;
     if (i >= params.num_problems) continue;
     const GemmProblem& p = params.problems[i];
-    deal.shapes[i] = {.col_blocks = static_cast<int>(p.w.col_blocks()),
-                      .blocks_each = BlocksEach(p.w.col_blocks(), split),
-                      .part_blocks = BlocksEach(p.w.matrix_col_blocks(), kSlimParts),
-                      .row_blocks = static_cast<int>(p.w.matrix_col_blocks()),
-                      .group_tiles = static_cast<int>(p.w.rows / kTileMatrixRows / p.groups)};
+    deal.shapes[i] = {
+        .col_blocks = static_cast<int>(p.w.col_blocks()),
+        .blocks_each = BlocksEach(p.w.col_blocks(), split),
+        .part_blocks = BlocksEach(p.w.matrix_col_blocks(), params.x_is_early ? 1 : kSlimParts),
+        .row_blocks = static_cast<int>(p.w.matrix_col_blocks()),
+        .group_tiles = static_cast<int>(p.w.rows / kTileMatrixRows / p.groups)};
   }
   if (params.number.of_step != nullptr) {
     deal.ahead_each = (deal.first_item[1] + max_clusters - 1) / max_clusters;
@@ -511,6 +517,10 @@ void LaunchColumnSums(const CudaColumnSumsParams& params, device::Stream& stream
 void LaunchGemmStream(const CudaGemmParams& params, device::Stream& stream) {
   if (params.number.of_step != nullptr) {
     return Run<StreamOf<8, false>>(params, OwnParts(params), stream, params.number);
+  }
+  if (params.x_is_early) {  // slim blocks, where they run beside others
+    return params.max_blocks > 0 ? Run<StreamOf<8, false>, EarlyInput>(params, 1, stream)
+                                 : Run<SlimStream, EarlyInput>(params, 1, stream);
   }
   if (IsSlim(params)) return Run<SlimStream>(params, SlimSplit(params), stream);
   const bool wide = params.problems[0].w.kind == TileKind::kFp8AsBf16;

@@ -8,6 +8,7 @@
 #include "kernels/gemm/output_alone_cuda.h"
 #include "kernels/gemm/stream_products.cuh"
 #include "kernels/gemm/weight_tiles.h"
+#include "kernels/numbered_words.cuh"
 #include "kernels/quantize/quantize.cuh"
 #include "kernels/sm90.cuh"
 
@@ -114,6 +115,24 @@ MultiplyLandedFp8(const std::byte (&weights)[kResidentBlocks][kWeightTileBytes],
     d.y += product[i][2] * both[i];
   }
   return d;
+}
+
+// One token's rows of a tile as BF16, or as words with the number. d: of rows lane / 4 of the
+// warp's 16, and of the eighth after it, in lanes 0, 4, ….
+__device__ inline void StoreRowTile(const GemmProblem& p, int tile, float2 d, uint32_t number) {
+  const auto lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const float2 next{__shfl_down_sync(0xffffffffu, d.x, 4), __shfl_down_sync(0xffffffffu, d.y, 4)};
+  if (lane % 8 != 0) return;
+  const int pair = (tile * kTileMatrixRows + warp * 16 + lane / 4) / 2;
+  const uint32_t low = PackBf16(d.x, next.x), high = PackBf16(d.y, next.y);
+  if (p.output == GemmOutput::kNumbered) {
+    auto* const y = static_cast<uint2*>(p.y);
+    StoreNumbered(y + pair, low, number);
+    StoreNumbered(y + pair + 4, high, number);
+  } else {
+    auto* const y = static_cast<uint32_t*>(p.y);
+    y[pair] = low, y[pair + 4] = high;
+  }
 }
 
 // A lane's four of a warp's 128 columns: rounded to BF16, then codes and all columns' scale.

@@ -158,8 +158,9 @@ class WeightStream {
   }
 
   // The next warp: activations, when the predecessor has ended, and the scales of both sides. Lanes
-  // 0, 1, … fetch a tile of activations each, the next ones their scales. wait() waits for it.
-  template <typename Items, typename Waiting>
+  // 0, 1, … fetch a tile of activations each, the next ones their scales. wait() waits for it;
+  // kIsEarly: they are there, before the scales.
+  template <bool kIsEarly, typename Items, typename Waiting>
   __device__ void FetchActivations(const Items& items, const Waiting& wait) {
     // Ready for the moment when the predecessor ends: the ring's first stages lack nothing but
     // their activations.
@@ -171,14 +172,18 @@ class WeightStream {
     LoadScales(p, 0);
     const int ready = min(kStages * kFullBlocks, p.info.num_blocks);  // blocks
     Meet();
-    if (count > 0) TakeScales(p, 0, next);
-    for (int block = 0, i = 0; block < ready; block += kFullBlocks, ++i) Announce(p, block, i);
+    const auto announce = [&] {
+      if (count > 0) TakeScales(p, 0, next);
+      for (int block = 0, i = 0; block < ready; block += kFullBlocks, ++i) Announce(p, block, i);
+    };
+    if (!kIsEarly) announce();
     if (split_ > 1) ClusterWait();
-    wait();
+    if (!kIsEarly) wait();
     Place stage;
     for (int block = 0; block < ready; block += kFullBlocks, stage.Next()) {
       Fetch(role, p, block, stage.index);
     }
+    if (kIsEarly) announce();
     AllowSuccessor();
     for (int i = 0; i < count; ++i) {
       for (int block = i == 0 ? ready : 0; block < p.info.num_blocks; block += kFullBlocks) {

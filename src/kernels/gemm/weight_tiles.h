@@ -43,7 +43,6 @@ struct TiledMatrix {
 inline int64_t TiledBytes(TileKind kind, int64_t rows, int64_t cols) {
   return (rows + 63) / 64 * (cols / TileMatrixCols(kind)) * TileMatrixBytes(kind);
 }
-inline int64_t TiledBytes(const TiledMatrix& w) { return TiledBytes(w.kind, w.rows, w.cols); }
 
 // A matrix in device memory and where its tiles go. `interleave` matrices of the same shape can
 // share one range, taking turns by two row tiles (128 rows); `tiles` is then the place of this

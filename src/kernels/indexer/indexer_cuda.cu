@@ -1,7 +1,6 @@
 // Index queries, scores and selection: three kernels, the last two in rounds when the workspace
 // does not hold all scores.
 #include <algorithm>
-#include <limits>
 
 #include "kernels/indexer/index_scores.cuh"
 #include "kernels/indexer/select_cluster.cuh"
@@ -89,11 +88,12 @@ bool TakesClusters(int num_tokens, int max_entries) {
   constexpr int kMostTokens = 12;
   return num_tokens <= kMostTokens && max_entries <= kMaxFewEntries;
 }
-// Longer contexts: whether the products and the selection end earlier on half of the
-// multiprocessors each than one after the other on all. A rank's fewer weights, or more entries or
-// tokens, leave too little beside which to select.
-bool HalvesPay(int num_tokens, int max_entries, int64_t product_bytes) {
-  return num_tokens == 1 && max_entries <= 65536 && product_bytes >= 32 << 20;
+// A selection that makes its queries: how many multiprocessors it leaves to the products behind it,
+// half of them or more. 0: of so many entries it takes all, and finds room beside their blocks.
+int BlocksBehind(int max_entries) {
+  if (max_entries > 65536) return 0;
+  const int all = NumMultiprocessors();
+  return all - std::min((max_entries - 1) / kEntriesOfPart + 1, all / 2);
 }
 int64_t ScoreStride(int max_entries) { return (int64_t{max_entries} + 63) / 64 * 64; }
 // Blocks that a decode step's token is shared out among, at most; all tokens' run at once, on
@@ -111,32 +111,44 @@ int64_t FixedBytes(int num_tokens, int num_heads) {
 
 constexpr int kMaxSharedEntries = 16384;
 
+// What is left of a multiprocessor beside a block that shares it with none of its launch.
+constexpr int kBesideSharedBytes = (226 << 10) - static_cast<int>(kAloneSharedBytes);
+
+template <bool kMakesQueries>
 void SelectDecode(const CudaIndexSelectParams& p, float* scores, device::Stream& stream) {
   const int num_tokens = p.batch.num_tokens;
-  const int others = p.q_words == nullptr ? 0 : BlocksOfProducts(num_tokens, p.max_entries);
+  const int others = kMakesQueries ? BlocksBehind(p.max_entries) : 0;
   const int parts = DecodeParts(num_tokens, p.max_entries, NumMultiprocessors() - others);
   SelectDecodeParams params{.in = p, .scores = scores, .stride = ScoreStride(p.max_entries)};
   const int tiles = (p.max_entries + kIndexTile - 1) / kIndexTile;
   const int most = std::max((tiles + parts - 1) / parts * kIndexTile,
                             std::min(kEntriesOfOneBlock, tiles * kIndexTile));
   params.part_words = most / 32;
-  const int page_bytes = IndexPageBytes(p.dtype);
+  const int own_bytes = static_cast<int>(sizeof(SelectDecodeShared)) + 1024 + params.part_words * 4;
+  const int stage_bytes = kDecodeGroups * IndexPageBytes(p.dtype);
   params.stages =
       std::clamp((most / kIndexTile + kDecodeGroups - 1) / kDecodeGroups, 1,
                  p.dtype == IndexKeyDType::kFp4 ? kMaxSelectStages : kMaxSelectStages / 2);
+  const bool shares = kMakesQueries && others == 0;  // multiprocessors with the products' blocks
+  if (shares) {
+    const int left = kBesideSharedBytes - own_bytes - std::min(most, kMaxSharedEntries) * 4;
+    params.stages = std::clamp(left / stage_bytes, 1, params.stages);
+  }
+  params.page_bytes = std::max(params.stages * stage_bytes,
+                               kMakesQueries ? static_cast<int>(sizeof(QueryTile::Weights)) : 0);
+  params.most_parts = parts;
   params.counters = reinterpret_cast<SelectCounters*>(p.counters);
   params.exchange = reinterpret_cast<SelectPart*>(params.counters + kMaxIndexDecodeTokens);
-  const auto kernel = p.dtype == IndexKeyDType::kFp4 ? SelectDecodeKernel<IndexKeyDType::kFp4>
-                                                     : SelectDecodeKernel<IndexKeyDType::kFp8>;
-  const size_t fixed_bytes = sizeof(SelectDecodeShared) + 1024 +
-                             kDecodeGroups * params.stages * page_bytes +
-                             params.part_words * sizeof(uint32_t);
+  const auto kernel = p.dtype == IndexKeyDType::kFp4
+                          ? SelectDecodeKernel<IndexKeyDType::kFp4, kMakesQueries>
+                          : SelectDecodeKernel<IndexKeyDType::kFp8, kMakesQueries>;
+  const size_t fixed_bytes = static_cast<size_t>(own_bytes + params.page_bytes);
   // Of a block alone with a table for a million tokens, the bits leave less room.
   const auto room = static_cast<int>((kMaxSharedBytes - fixed_bytes) / sizeof(float));
   params.shared_entries = std::min({most, kMaxSharedEntries, room});
   const size_t bytes = fixed_bytes + params.shared_entries * sizeof(float);
-  LaunchKernel(kernel, dim3(parts, num_tokens), kSelectThreads, std::max(bytes, kAloneSharedBytes),
-               stream, params);
+  LaunchKernel(kernel, dim3(kMakesQueries ? NumMultiprocessors() : parts, num_tokens),
+               kSelectThreads, shares ? bytes : std::max(bytes, kAloneSharedBytes), stream, params);
 }
 
 void SelectClusters(const CudaIndexSelectParams& p, device::Stream& stream) {
@@ -190,20 +202,33 @@ int64_t MinIndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries) {
   return FixedBytes(num_tokens, num_heads) + rows * ScoreStride(max_entries) * 4;
 }
 
-bool AwaitsWords(int num_tokens, int num_heads, int max_entries, int64_t product_bytes) {
-  if (!IsDecode(num_tokens, num_heads)) return false;
-  return TakesClusters(num_tokens, max_entries) ||
-         HalvesPay(num_tokens, max_entries, product_bytes);
+bool AwaitsWords(const CudaGemmParams& products, int num_heads, int max_entries) {
+  const auto num_tokens = static_cast<int>(products.num_tokens);
+  return !products.prefill && num_tokens <= kMaxNumberedTokens && IsDecode(num_tokens, num_heads) &&
+         TakesClusters(num_tokens, max_entries);
 }
-int BlocksOfProducts(int num_tokens, int max_entries) {
-  return TakesClusters(num_tokens, max_entries) ? 0 : NumMultiprocessors() / 2;
+bool MakesIndexQueries(const CudaGemmParams& products, int num_heads, int max_entries) {
+  const TiledMatrix& w = products.problems[0].w;
+  return products.num_tokens == 1 && !products.prefill && products.num_problems == 2 &&
+         IsDecode(1, num_heads) && !TakesClusters(1, max_entries) && w.kind == TileKind::kFp8 &&
+         w.is_whole() && w.col_blocks() == kResidentBlocks &&
+         w.rows == int64_t{num_heads} * kIndexDim && w.row_tiles() <= NumMultiprocessors();
+}
+CudaGemmParams ProductsBehindSelection(const CudaGemmParams& products, int max_entries) {
+  return {.problems = {products.problems[1]},
+          .num_problems = 1,
+          .num_tokens = products.num_tokens,
+          .x_is_early = true,
+          .max_blocks = BlocksBehind(max_entries)};
 }
 
 void Launch(const CudaIndexSelectParams& p, device::Stream& stream) {
   const int num_tokens = p.batch.num_tokens;
   if (num_tokens == 0) return;
-  constexpr int64_t kAnyProducts = std::numeric_limits<int64_t>::max();
-  CHECK(p.q_words == nullptr || AwaitsWords(num_tokens, p.num_heads, p.max_entries, kAnyProducts));
+  const bool makes_queries = p.product.y != nullptr;
+  CHECK(!makes_queries || (num_tokens == 1 && p.product.w.col_blocks() == kResidentBlocks &&
+                           p.product.w.row_tiles() <= NumMultiprocessors()));
+  CHECK(p.q_words == nullptr || makes_queries || TakesClusters(num_tokens, p.max_entries));
   SelectParams select{.batch = p.batch, .topk = p.topk, .selected = p.selected, .counts = p.counts};
   if (!p.any_scoring || p.max_entries <= p.topk) {
     LaunchKernel(SelectKernel, num_tokens, kSelectThreads, 0, stream, select);
@@ -220,8 +245,9 @@ void Launch(const CudaIndexSelectParams& p, device::Stream& stream) {
   select.scores = score.scores;
   select.stride = score.stride;
   if (IsDecode(num_tokens, p.num_heads)) {
-    return TakesClusters(num_tokens, p.max_entries) ? SelectClusters(p, stream)
-                                                    : SelectDecode(p, score.scores, stream);
+    if (TakesClusters(num_tokens, p.max_entries)) return SelectClusters(p, stream);
+    return makes_queries ? SelectDecode<true>(p, score.scores, stream)
+                         : SelectDecode<false>(p, score.scores, stream);
   }
   SelectRounds(p, score, select, (p.workspace_bytes - fixed) / (score.stride * 4), stream);
 }

@@ -17,6 +17,7 @@
 #include "config/model_config.h"
 #include "device/device.h"
 #include "kernels/batch_cuda.h"
+#include "kernels/gemm/gemm_cuda.h"
 #include "kernels/kv_entry/kv_entry.h"
 #include "kernels/launch_number.h"
 
@@ -27,6 +28,10 @@ struct CudaIndexSelectParams {
   // False: the caller knows that no token sees more than topk entries; the products are not read.
   bool any_scoring = true;
   const __nv_bfloat16* q = nullptr;  // [num_tokens, num_heads, 128], of the weight product
+  // Instead of q, where MakesIndexQueries: the product that q is, kNumbered, which the selection
+  // makes itself; its words are q_words. The launch just before has made its x, which the one
+  // behind may read as early (CudaGemmParams::x_is_early).
+  GemmProblem product;
   // Instead of q, where AwaitsWords: its pairs as numbered words (numbered_words.cuh) of the launch
   // just before, beside which entries are selected. Who waits for the selection waits for both.
   const uint2* q_words = nullptr;  // [num_tokens, num_heads, 64]
@@ -58,12 +63,13 @@ int64_t IndexCountersBytes();
 int64_t IndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries);
 int64_t MinIndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries);
 
-// Whether a step of decodes that scores entries may have q_words, of products of so many bytes of
-// weights.
-bool AwaitsWords(int num_tokens, int num_heads, int max_entries, int64_t product_bytes);
-// How many blocks these have then (CudaGemmParams::max_blocks): the selection has the other
-// multiprocessors. 0: all of them, beside whose blocks it finds room.
-int BlocksOfProducts(int num_tokens, int max_entries);
+// Whether the selection of a step that scores entries finds room beside the products of which the
+// first one are its queries, and so may have q_words.
+bool AwaitsWords(const CudaGemmParams& products, int num_heads, int max_entries);
+// One token at long contexts: whether the selection may make the first of these products, the index
+// queries. The others then are a launch behind it (ProductsBehindSelection), beside it.
+bool MakesIndexQueries(const CudaGemmParams& products, int num_heads, int max_entries);
+CudaGemmParams ProductsBehindSelection(const CudaGemmParams& products, int max_entries);
 
 void Launch(const CudaIndexSelectParams& params, device::Stream& stream);
 

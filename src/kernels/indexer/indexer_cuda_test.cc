@@ -134,9 +134,7 @@ class IndexSelectCudaTest : public CudaTest {
       }
     }
     EXPECT_LE(exchanged * 100, chosen) << exchanged << " of " << chosen;
-    if (max_entries > shape.topk && tokens + padding <= kMaxNumberedTokens &&
-        AwaitsWords(tokens + padding, heads, max_entries, int64_t{1} << 30) &&
-        (!kIsRacecheck || tokens < 3)) {
+    if (max_entries > shape.topk && (!kIsRacecheck || tokens < 3)) {
       ExpectSameBesideProducts(p, selected);
     }
     for (int t = tokens; t < tokens + padding; ++t) {
@@ -144,30 +142,37 @@ class IndexSelectCudaTest : public CudaTest {
     }
   }
 
-  // Entries are the same whether they are selected behind the queries' product or beside it, step
-  // after step.
+  // Entries are the same whether they are selected behind the queries' product, beside it, or by
+  // who makes the queries, step after step.
   void ExpectSameBesideProducts(CudaIndexSelectParams p, const device::Buffer& selected) {
-    const int64_t tokens = p.batch.num_tokens, rows = p.num_heads * 128, cols = 256;
+    const int64_t tokens = p.batch.num_tokens, rows = p.num_heads * 128;
+    const int64_t cols = tokens == 1 ? 1024 : 256;
     const TestMatrix w = RandomMatrix(WeightDType::kFp8, rows, cols, 41);
     const auto data = Upload(w.data), scales = Upload(w.scales);
     const auto tiles = Poisoned(TiledBytes(TileKind::kFp8, rows, cols));
     WeightMatrix on_gpu = w.view;
     on_gpu.data = data.data(), on_gpu.scales = As<uint8_t>(scales);
+    const auto w_tiles = LaunchTileWeights(on_gpu, TileKind::kFp8, tiles.data(), *gpu_stream_);
+    CudaGemmParams products{.num_problems = 2, .num_tokens = tokens};
+    products.problems[0].w = w_tiles;
+    const bool makes = MakesIndexQueries(products, p.num_heads, p.max_entries);
+    if (!makes && !AwaitsWords(products, p.num_heads, p.max_entries)) return;
     const HostFp8Tiles x =
         MakeFp8Tiles(RandomActivations<BFloat16>(tokens * cols, 42), tokens, cols, kTileRows);
     const auto codes = Upload(x.codes), x_scales = Upload(x.scales);
-    const auto q = Poisoned(tokens * rows * 2), other = Poisoned(tokens * rows * 2);
+    const auto q = Poisoned(tokens * rows * 2), other = Poisoned(tokens * rows * 2),
+               again = Poisoned(tokens * rows * 2);
     GemmProblem problem;
-    problem.w = LaunchTileWeights(on_gpu, TileKind::kFp8, tiles.data(), *gpu_stream_);
+    problem.w = w_tiles;
     problem.x_fp8 = {As<uint8_t>(codes), As<float>(x_scales), 1};
     problem.y = q.data(), problem.y_stride = rows;
-    CudaGemmParams products{.num_problems = 2, .num_tokens = tokens};
     products.problems[0] = products.problems[1] = problem;
     products.problems[1].y = other.data();
     Launch(products, *gpu_stream_);
     p.q = As<const __nv_bfloat16>(q);
     Launch(p, *gpu_stream_);
     const auto behind = Download<int32_t>(selected);
+    const auto others = Download<uint16_t>(other);
 
     const auto words = Upload(std::vector<uint2>(static_cast<size_t>(tokens * rows / 2)));
     const auto number = Upload(std::vector<uint32_t>{0}),
@@ -176,8 +181,8 @@ class IndexSelectCudaTest : public CudaTest {
     products.problems[0].output = GemmOutput::kNumbered;
     products.problems[0].y = words.data();
     products.number = p.q_number = {As<uint32_t>(number), 1, As<uint32_t>(begun)};
-    products.max_blocks = BlocksOfProducts(p.batch.num_tokens, p.max_entries);
     p.q = nullptr, p.q_words = As<const uint2>(words);
+    if (makes) p.product = products.problems[0], products.problems[1].y = again.data();
     for (int step = 0; step < (kIsRacecheck ? 1 : 3); ++step) {
       Launch(CudaRopeAnglesParams{.positions = p.batch.positions,
                                   .num_tokens = p.batch.num_tokens,
@@ -188,8 +193,12 @@ class IndexSelectCudaTest : public CudaTest {
                                   .number = As<uint32_t>(number),
                                   .num_numbers = 2},
              *gpu_stream_);
-      Launch(products, *gpu_stream_);
+      if (!makes) Launch(products, *gpu_stream_);
       Launch(p, *gpu_stream_);
+      if (makes) {
+        Launch(ProductsBehindSelection(products, p.max_entries), *gpu_stream_);
+        EXPECT_TRUE(Download<uint16_t>(again) == others) << "step " << step;
+      }
       EXPECT_TRUE(Download<int32_t>(selected) == behind) << "step " << step;
     }
   }

@@ -3,7 +3,8 @@
 // a histogram of monotone bins over all parts finds the bin of the k-th score; while too many share
 // it, so does a histogram of that bin alone; the few that are left are passed around. Equal scores
 // cost rounds, never a longer list. Every block then emits its chosen entries, ascending, behind
-// those of the blocks before it: they are bits in shared memory until then. Device code only.
+// those of the blocks before it: they are bits in shared memory until then. Loops are not unrolled:
+// they run a few times, and fetching instructions takes longer. Device code only.
 #pragma once
 
 #include "kernels/indexer/ranks.cuh"
@@ -114,6 +115,7 @@ class RankSelect {
 
   template <int kBins>
   __device__ void ClearBins() {
+#pragma unroll 1
     for (int i = threadIdx.x; i < kBins; i += kSelectThreads) s_.bins[i] = 0;
     __syncthreads();
   }
@@ -122,7 +124,7 @@ class RankSelect {
   }
   template <typename Body>
   __device__ void ForEachRank(const Body& body) const {
-#pragma unroll 4
+#pragma unroll 1
     for (int i = first_ + static_cast<int>(threadIdx.x); i < end_; i += kSelectThreads) {
       body(RankOf(scores_[i - first_], i));
     }
@@ -133,6 +135,7 @@ class RankSelect {
     __syncthreads();
     if (parts_ == 1) return nullptr;
     int* bins = counters_->bins[round % 3];
+#pragma unroll 1
     for (int i = threadIdx.x; i < kRankBins; i += kSelectThreads) {
       if (s_.bins[i] != 0) atomicAdd(bins + i, s_.bins[i]);
     }
@@ -154,6 +157,7 @@ class RankSelect {
   // Of a round that all blocks have read, as what follows it is complete.
   __device__ void ClearRound(int round) const {
     int* bins = counters_->bins[round % 3];
+#pragma unroll 1
     for (int i = part_ * kSelectThreads + static_cast<int>(threadIdx.x); i < kRankBins;
          i += parts_ * kSelectThreads) {
       bins[i] = 0;
@@ -217,7 +221,7 @@ class RankSelect {
     const auto high = static_cast<uint32_t>(range.high >> 32);
     const int lane = threadIdx.x % 32, words = num_words();
     int above = 0;
-#pragma unroll 4
+#pragma unroll 1
     for (int word = threadIdx.x / 32; word < words; word += kWarps) {
       const int i = first_ + word * 32 + lane;
       const uint32_t ordered = i < end_ ? OrderedKey(scores_[i - first_]) : 0;
@@ -248,11 +252,13 @@ class RankSelect {
     SelectPart& mine = exchange_[part_];
     const int count = s_.num_candidates;
     if (thread == 0) StoreWord(&mine.counts, static_cast<uint64_t>(s_.above + 1) << 32 | count);
+#pragma unroll 1
     for (int i = thread; i < count; i += kSelectThreads) {
       StoreWord(mine.candidates + i, s_.candidates[i]);
     }
     __syncthreads();
     int before = 0;
+#pragma unroll 1
     for (int p = FirstPart(); p < parts_; p += kPartsAtOnce) {
       const SelectPart& part = exchange_[p];
       uint64_t counts, candidate;  // the first one is asked for before it is known whether it is
@@ -263,6 +269,7 @@ class RankSelect {
       } while (counts == 0 || (lane < num_candidates && candidate == 0));
       if (lane == 0) s_.candidates_of[p] = num_candidates;
       if (lane == 0 && p < part_) before += static_cast<int>(counts >> 32) - 1;
+#pragma unroll 1
       for (int i = lane; i < num_candidates; i += kPartLanes) {
         while (candidate == 0) candidate = LoadWord(part.candidates + i);
         s_.candidates[atomicAdd(&s_.num_gathered, 1)] = candidate;
@@ -280,9 +287,11 @@ class RankSelect {
     __syncthreads();
     if (!s_.last) return;
     if (threadIdx.x == 0) counters_->arrived = counters_->left = 0;
+#pragma unroll 1
     for (int p = FirstPart(); p < parts_; p += kPartsAtOnce) {
       const int lane = threadIdx.x % kPartLanes;
       if (lane == 0) exchange_[p].counts = 0;
+#pragma unroll 1
       for (int i = lane; i < s_.candidates_of[p]; i += kPartLanes) exchange_[p].candidates[i] = 0;
     }
   }
@@ -322,6 +331,7 @@ class RankSelect {
     if (rank < range.low || rank == 0) return 0;
     if (count == missing || rank > range.high) return rank;
     int above = 0;
+#pragma unroll 4
     for (int i = 0; i < count; ++i) above += few[i] > rank;
     return above < missing ? rank : 0;
   }
@@ -352,10 +362,13 @@ class RankSelect {
       return bits_[i << shift >> 5] >> (i << shift & 31) & 0xffffffffu >> (32 - width);
     };
     int count = 0, total;
+#pragma unroll 1
     for (int i = begin; i < end; ++i) count += __popc(field(i));
     const int place_in_block = BlockScan<kWarps>(count, s_.warp_sums, total);
     int place = place_in_block + (parts_ > 1 ? s_.before : 0);
+#pragma unroll 1
     for (int i = begin; i < end; ++i) {
+#pragma unroll 1
       for (uint32_t left = field(i); left != 0; left &= left - 1) {
         selected[place++] = first_ + (i << shift) + __ffs(left) - 1;
       }

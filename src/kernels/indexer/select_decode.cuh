@@ -2,12 +2,14 @@
 // among the blocks of a grid row, all of which run at once. A block scores its part on the tensor
 // cores (keys are the rows of wgmma, heads its columns; a warpgroup takes tiles of 64 keys), keeps
 // the scores in shared memory where they fit, and selects with the others (rank_select.cuh). Keys
-// are copied before the wait: the kernel before the last one has written them. Beside the products
-// whose words are the queries it has multiprocessors of its own. Device code only.
+// are copied before the wait: the kernel before the last one has written them. Where the blocks
+// make the queries themselves, weights are, and the keys come when these are multiplied. Device
+// code only.
 #pragma once
 
 #include "kernels/aligned_shared.cuh"
 #include "kernels/indexer/decode_scores.cuh"
+#include "kernels/indexer/query_tile.cuh"
 #include "kernels/indexer/rank_select.cuh"
 #include "kernels/launch.cuh"
 
@@ -21,6 +23,8 @@ inline constexpr int kMaxSelectStages = 6;
 struct SelectDecodeParams {
   CudaIndexSelectParams in;
   int stages = 0;           // of a group's keys
+  int page_bytes = 0;       // of all groups' stages, and of a row tile's weights before
+  int most_parts = 0;       // where blocks make queries: of these so many select
   int part_words = 0;       // a bit for each entry of the largest part
   int shared_entries = 0;   // scores that a block's shared memory holds
   float* scores = nullptr;  // [num_tokens, stride], where that is not enough
@@ -31,10 +35,11 @@ struct SelectDecodeParams {
 
 // Keys of a group that are on their way or in use, stages * IndexPageBytes for each; part_words
 // words of bits and shared_entries scores follow.
-struct SelectDecodeShared {
+struct alignas(1024) SelectDecodeShared {
   DecodeQueries queries;
   uint2 fold_table[kFoldTable];
   uint64_t full[kDecodeGroups][kMaxSelectStages];
+  QueryTileShared query_tile;
   RankSelectShared rank;
 };
 
@@ -65,9 +70,6 @@ class DecodeScorer {
     if (stage_ >= stages_) return;
     const int tile = first_ + group_ + stage_ * kDecodeGroups;
     page_ = PageOf(tile), next_page_ = PageOf(tile + stages_ * kDecodeGroups);
-    const CudaBatch& batch = params.in.batch;
-    const int before_step = batch.num_computed[batch.token_seq[token]] / 4;
-    is_fresh_ = params.in.q_words != nullptr && (tile + 1) * kIndexTile > before_step;
   }
 
   // Before the wait: the first tiles' keys.
@@ -75,11 +77,7 @@ class DecodeScorer {
     if (stage_ >= stages_) return;
     BarrierInit(s_.full[group_] + stage_, 1);
     BarrierInitFence();
-    if (page_ >= 0 && stage_ < kFirstStages && !is_fresh_) Copy(page_);
-  }
-  // Tiles that may hold entries of this step, when these are there and not before.
-  __device__ void PrefetchFresh() {
-    if (page_ >= 0 && stage_ < kFirstStages && is_fresh_) Copy(page_);
+    if (page_ >= 0 && stage_ < kFirstStages) Copy(page_);
   }
   // When the queries are there, which do not queue behind all keys. Run comes after a
   // __syncthreads.
@@ -142,7 +140,6 @@ class DecodeScorer {
   int group_, thread_;
   int stage_;                       // the one that this thread fills, one of each warp first
   int page_ = -1, next_page_ = -1;  // with these pages
-  bool is_fresh_ = false;
 };
 
 // 16 warps, four heads each. kWords: when the products have told theirs.
@@ -158,22 +155,29 @@ __device__ inline void MakeIndexQueries(const CudaIndexSelectParams& p, int toke
   FenceSharedForWgmma();
 }
 
-template <config::IndexKeyDType kType>
-__global__ void __launch_bounds__(kSelectThreads, 1)
+// Where the block makes queries, it finds room beside the prologue's blocks and those of the
+// products that follow.
+constexpr int SelectRegisters(bool makes_queries) { return makes_queries ? 88 : 128; }
+
+template <config::IndexKeyDType kType, bool kMakesQueries>
+__global__ void __maxnreg__(SelectRegisters(kMakesQueries))
     SelectDecodeKernel(const __grid_constant__ SelectDecodeParams p) {
   extern __shared__ uint8_t dynamic[];
   auto& shared = AlignedShared<SelectDecodeShared>(dynamic);
+  auto* const pages = reinterpret_cast<uint8_t*>(&shared + 1);
   const int token = blockIdx.y, part = blockIdx.x;
+  const QueryTile tile(p.in.product, part, shared.query_tile,
+                       *reinterpret_cast<QueryTile::Weights*>(pages));
+  if (kMakesQueries && threadIdx.x < 32 && tile.exists()) tile.Prefetch();
   const bool padding = p.in.batch.token_seq[token] < 0;
   const int visible = (p.in.batch.positions[token] + 1) / 4;
   const int wanted = visible <= kEntriesOfOneBlock ? 1 : (visible - 1) / kEntriesOfPart + 1;
-  const int parts = min(static_cast<int>(gridDim.x), wanted);
+  const int parts = min(kMakesQueries ? p.most_parts : static_cast<int>(gridDim.x), wanted);
   int32_t* selected = p.in.selected + int64_t{token} * p.in.topk;
-  const bool beside = p.in.q_words != nullptr;
-  if (beside && part >= parts) return;
-  if (padding || part >= parts || visible <= p.in.topk) {
+  if (padding || visible <= p.in.topk || (part >= parts && !kMakesQueries)) {
     WaitForPredecessor();
     AllowSuccessor();
+    if (kMakesQueries && threadIdx.x < 32 && tile.exists()) tile.AwaitWeights();
     if (padding || part > 0) return;
     if (threadIdx.x == 0) p.in.counts[token] = visible;
     for (int i = threadIdx.x; i < visible; i += kSelectThreads) selected[i] = i;
@@ -181,26 +185,30 @@ __global__ void __launch_bounds__(kSelectThreads, 1)
   }
   const int tiles = (visible + kIndexTile - 1) / kIndexTile, each = (tiles + parts - 1) / parts;
   const int first = min(part * each, tiles), end = min(first + each, tiles);
-  auto* const pages = reinterpret_cast<uint8_t*>(&shared + 1);
-  auto* const bits =
-      reinterpret_cast<uint32_t*>(pages + kDecodeGroups * p.stages * IndexPageBytes(kType));
+  auto* const bits = reinterpret_cast<uint32_t*>(pages + p.page_bytes);
   float* scores = each * kIndexTile <= p.shared_entries
                       ? reinterpret_cast<float*>(bits + p.part_words)
                       : p.scores + token * p.stride + first * kIndexTile;
   DecodeScorer<kType> scorer(p, shared, pages, token, first, end, visible, scores);
   const IndexAngles<kQueryLanes> angles(p.in, token, threadIdx.x % 32);
   if (threadIdx.x < kFoldTable) shared.fold_table[threadIdx.x] = FoldedCodes(threadIdx.x);
+#pragma unroll 1
   for (int i = threadIdx.x; i < kRankBins; i += kSelectThreads) shared.rank.bins[i] = 0;
-  scorer.Prefetch();
-  if (beside) {
-    AwaitBegun(p.in.q_number);
-    scorer.PrefetchFresh();
-  } else {
+  if constexpr (kMakesQueries) {
+    const uint32_t number = ValueOf(p.in.q_number);
+    __syncthreads();
     WaitForPredecessor();
+    AllowSuccessor();
+    if (threadIdx.x < kResidentThreads && tile.exists()) tile.Multiply(number);
+    if (part >= parts) return;
+    __syncthreads();  // pages come where weights were
+    scorer.Prefetch();
+  } else {
+    scorer.Prefetch();
+    WaitForPredecessor();
+    AllowSuccessor();
   }
-  AllowSuccessor();
-  beside ? MakeIndexQueries<true>(p.in, token, angles, shared)
-         : MakeIndexQueries<false>(p.in, token, angles, shared);
+  MakeIndexQueries<kMakesQueries>(p.in, token, angles, shared);
   scorer.PrefetchRest();
   if (part == 0 && threadIdx.x == 0) p.in.counts[token] = p.in.topk;
   __syncthreads();
@@ -209,7 +217,6 @@ __global__ void __launch_bounds__(kSelectThreads, 1)
              min(end * kIndexTile, visible), visible, p.in.topk, part, parts, p.counters + token,
              p.exchange + token * gridDim.x)
       .Run(selected);
-  if (beside) WaitForPredecessor();  // who waits for this launch, waits for both
 }
 
 }  // namespace fathom::kernels
