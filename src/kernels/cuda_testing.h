@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "device/device.h"
@@ -46,10 +47,21 @@ class CudaTest : public testing::Test {
     return values;
   }
 
+  // To the test's end, or until it drops them.
+  std::byte* Keep(device::Buffer buffer) {
+    kept_.push_back(std::move(buffer));
+    return kept_.back().data();
+  }
+  template <typename U>
+  U* KeepAs(device::Buffer buffer) {
+    return reinterpret_cast<U*>(Keep(std::move(buffer)));
+  }
+
   std::unique_ptr<device::Device> cpu_ = device::MakeCpuDevice(4);
   std::unique_ptr<device::Stream> cpu_stream_ = std::move(cpu_->MakeStream().value());
   std::unique_ptr<device::Device> gpu_;
   std::unique_ptr<device::Stream> gpu_stream_;
+  std::vector<device::Buffer> kept_;
 };
 
 // Under racecheck, in whose build alone this holds, a launch takes seconds: tests run the same

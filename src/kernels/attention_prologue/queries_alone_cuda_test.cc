@@ -40,11 +40,6 @@ class QueriesAloneCudaTest : public CudaTest {
     return LaunchTileWeights(on_gpu, TileKind::kFp8,
                              Keep(Poisoned(TiledBytes(TileKind::kFp8, rows, kRank))), *gpu_stream_);
   }
-  std::byte* Keep(device::Buffer buffer) {
-    kept_.push_back(std::move(buffer));
-    return kept_.back().data();
-  }
-
   // All that steps of one token each leave.
   std::vector<std::vector<uint8_t>> Run(int ratio, int num_products, bool alone) {
     TestBatch batch(1, kLength, 7);
@@ -147,7 +142,6 @@ class QueriesAloneCudaTest : public CudaTest {
     return out;
   }
 
-  std::vector<device::Buffer> kept_;
   TiledMatrix index_w_, query_w_;
   device::Buffer norm_, ape_, frequencies_, angles_, step_;
 };

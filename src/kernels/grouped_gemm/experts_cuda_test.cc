@@ -22,15 +22,6 @@ struct Sizes {
 
 class ExpertsCudaTest : public CudaTest {
  protected:
-  std::byte* Keep(device::Buffer buffer) {
-    kept_.push_back(std::move(buffer));
-    return kept_.back().data();
-  }
-  template <typename U>
-  U* KeepAs(device::Buffer buffer) {
-    return reinterpret_cast<U*>(Keep(std::move(buffer)));
-  }
-
   const uint8_t* Largest(const std::byte* tiles, int64_t rows, int64_t cols) {
     auto* const largest = KeepAs<uint8_t>(Poisoned(rows));
     LaunchLargestScales(tiles, rows / 64, cols / 128, largest, *gpu_stream_);
@@ -444,8 +435,6 @@ class ExpertsCudaTest : public CudaTest {
   }
   // Room for the widest tile of the shared expert.
   static int64_t PaddedTokensOf(int64_t tokens) { return (tokens + 63) / 64 * 64; }
-
-  std::vector<device::Buffer> kept_;
 };
 
 constexpr Sizes kSmall{256, 128, 8, 2}, kMore{512, 256, 16, 6};

@@ -35,8 +35,7 @@ class QueryTile {
     const std::byte* from =
         p_.w.tiles + (int64_t{tile_} * kResidentBlocks + lane) * kWeightTileBytes;
     BarrierExpectBytes(&s_.landed[lane], kWeightTileBytes);
-    BulkCopyTo(SharedAddress(weights_[lane]), from, kWeightTileBytes, &s_.landed[lane],
-               EvictFirst());
+    BulkCopyOnce(weights_[lane], from, kWeightTileBytes, &s_.landed[lane]);
   }
   // Nobody may leave before.
   __device__ void AwaitWeights() const {

@@ -19,15 +19,6 @@ struct Layer {
 
 class RouteAloneCudaTest : public CudaTest {
  protected:
-  std::byte* Keep(device::Buffer buffer) {
-    kept_.push_back(std::move(buffer));
-    return kept_.back().data();
-  }
-  template <typename U>
-  U* KeepAs(device::Buffer buffer) {
-    return reinterpret_cast<U*>(Keep(std::move(buffer)));
-  }
-
   struct Output {
     std::vector<int32_t> ids;
     std::vector<float> weights, scores;
@@ -162,7 +153,6 @@ class RouteAloneCudaTest : public CudaTest {
   RouteBoard* route_board_ = nullptr;
   device::Buffer plan_board_;
   uint2* told_ = nullptr;
-  std::vector<device::Buffer> kept_;
 };
 
 TEST_F(RouteAloneCudaTest, GivesTheBitsOfRoutingBehindTheBoundary) {
