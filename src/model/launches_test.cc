@@ -1,5 +1,6 @@
 // No step asks for more than a GPU has: all launches of Flash's and Pro's layers, for any number of
-// tokens behind contexts of any length, alone and on a rank of two and four, without a GPU.
+// tokens behind contexts of any length, alone and on a tensor or data rank of two and four, without
+// a GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "checkpoint/shard.h"
+#include "comm/cuda_group.h"
 #include "comm/cuda_testing.h"
 #include "model/cuda_testing.h"
 #include "model/no_gpu.h"
@@ -26,18 +28,35 @@ bool Fits(const Launched& l) {
          l.cluster <= 16 && l.grid.x % l.cluster == 0 && l.shared_bytes <= 227 << 10;
 }
 
-using Param = std::tuple<const char*, int>;  // preset, ranks
+// Tensor ranks, or data ranks that share the experts.
+struct Layout {
+  const char* name;
+  int num_tensor_ranks = 1;
+  int num_data_ranks = 1;
+};
 
-class LaunchesTest : public testing::TestWithParam<Param> {
+config::ModelConfig FirstLayers(const char* preset) {
+  auto config =
+      checkpoint::ParseModelConfig(checkpoint::PresetConfigText(preset).value(), preset).value();
+  config.num_layers = 3;  // one of each kind
+  config.compress_ratios = {0, 4, 128};
+  config.draft = config::DraftKind::kNone;
+  config.num_draft_blocks = 0;
+  return config;
+}
+
+// What each of the other data ranks runs.
+struct OtherRanks {
+  int num_tokens;
+  bool decode;
+};
+
+class LaunchesTest : public testing::TestWithParam<std::tuple<const char*, Layout>> {
  protected:
+  // The first rank's.
   void MakeModel(kv_cache::IndexKeyDType dtype) {
-    const auto& [preset, size] = GetParam();
-    auto config =
-        checkpoint::ParseModelConfig(checkpoint::PresetConfigText(preset).value(), preset).value();
-    config.num_layers = 3;  // one of each kind
-    config.compress_ratios = {0, 4, 128};
-    config.draft = config::DraftKind::kNone;
-    config.num_draft_blocks = 0;
+    const auto& [preset, layout] = GetParam();
+    config::ModelConfig config = FirstLayers(preset);
     const ModelLimits limits{kMaxTokens, kMaxSeqs, kMaxLength};
     CudaModelOptions options{.enforce_eager = true};
     const auto whole = checkpoint::MakeSyntheticSource(config, 1);
@@ -46,14 +65,13 @@ class LaunchesTest : public testing::TestWithParam<Param> {
     stream_ = nullptr;
     device_ = std::move(device::MakeCudaDevice(0).value());
     stream_ = std::move(device_->MakeStream().value());
-    if (size > 1) {
-      const config::ParallelConfig parallel{.tensor_parallel_size = size};
-      const config::RankPlace place = PlaceOf(parallel, 0);
-      const auto shard = WithWholeAttention(config, parallel,
-                                            checkpoint::MakeShard(config, parallel, place).value());
-      options.collectives =
-          comm::MakePeerGroup(comm::FirstGpus(size), GroupOptions(config, limits, size)).value()[0];
-      options.rank = {parallel, place, nullptr};
+    const config::ParallelConfig parallel{.tensor_parallel_size = layout.num_tensor_ranks,
+                                          .data_parallel_size = layout.num_data_ranks,
+                                          .enable_expert_parallel = layout.num_data_ranks > 1};
+    if (parallel.world_size() > 1) {
+      Join(config, limits, parallel, options);
+      const auto shard = WithWholeAttention(
+          config, parallel, checkpoint::MakeShard(config, parallel, options.rank.place).value());
       sharded = checkpoint::MakeShardedSource(*whole, config, shard);
       config = shard.config;
     }
@@ -63,8 +81,28 @@ class LaunchesTest : public testing::TestWithParam<Param> {
     model_ = std::move(*model);
   }
 
-  // The first sequence behind `context` tokens, others behind fewer.
+  static void Join(const config::ModelConfig& config, const ModelLimits& limits,
+                   const config::ParallelConfig& parallel, CudaModelOptions& options) {
+    options.rank = {parallel, PlaceOf(parallel, 0), nullptr};
+    const std::vector<int> gpus = comm::FirstGpus(parallel.world_size());
+    if (parallel.data_parallel_size > 1) {
+      options.expert_ranks =
+          comm::MakeCudaExpertRanks(gpus, {.hidden = config.hidden_size,
+                                           .num_chosen = config.num_experts_per_token,
+                                           .max_tokens = limits.max_batched_tokens})
+              .value()[0];
+    } else {
+      options.collectives =
+          comm::MakePeerGroup(gpus, GroupOptions(config, limits, parallel.tensor_parallel_size))
+              .value()[0];
+    }
+  }
+
+  // The first sequence behind `context` tokens, others behind fewer. Other data ranks do the same.
   void Step(int num_seqs, int tokens_each, int context, bool has_prompt) {
+    Step(num_seqs, tokens_each, context, has_prompt, {num_seqs * tokens_each, !has_prompt});
+  }
+  void Step(int num_seqs, int tokens_each, int context, bool has_prompt, OtherRanks others) {
     const auto seqs = static_cast<size_t>(num_seqs), each = static_cast<size_t>(tokens_each);
     std::vector<int32_t> ids(seqs * each), ends{0}, computed, first_pages, slots, rows;
     for (int s = 0; s < num_seqs; ++s) {
@@ -77,12 +115,17 @@ class LaunchesTest : public testing::TestWithParam<Param> {
     const int blocks = (context + tokens_each + 255) / 256, pages = (tokens_each + 127) / 64 + 3;
     const std::vector<int32_t> tables(seqs * static_cast<size_t>(blocks)),
         windows(seqs * static_cast<size_t>(pages));
+    std::vector<int32_t> of_data_ranks;
+    if (const int size = std::get<1>(GetParam()).num_data_ranks; size > 1) {
+      of_data_ranks.assign(static_cast<size_t>(size), others.num_tokens);
+      of_data_ranks[0] = num_seqs * tokens_each;
+    }
     OnLaunch([&](const Launched& l) {
       if (Fits(l) || HasFailure()) return;  // the first says it all
       ADD_FAILURE() << l.kernel << " (" << l.grid.x << ", " << l.grid.y << ", " << l.grid.z
                     << ") in clusters of " << l.cluster << " with " << l.shared_bytes
                     << " bytes: " << num_seqs << " sequences of " << tokens_each << " tokens, "
-                    << context << " before";
+                    << context << " before, " << others.num_tokens << " on other data ranks";
     });
     const ForwardBatch batch{.token_ids = ids,
                              .cu_seqlens_q = ends,
@@ -95,6 +138,8 @@ class LaunchesTest : public testing::TestWithParam<Param> {
                              .state_slots = slots,
                              .logits_rows = rows,
                              .has_prompt = has_prompt,
+                             .data_rank_tokens = of_data_ranks,
+                             .data_ranks_decode = others.decode && !has_prompt,
                              .expert_ids = {}};
     ASSERT_TRUE(model_->Forward(batch, {}, nullptr, *stream_, nullptr).ok());
   }
@@ -123,13 +168,39 @@ TEST_P(LaunchesTest, AllFit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, LaunchesTest,
+// One rank has nothing to do, or little, where others have much, and the other way round.
+class DataRankLaunchesTest : public LaunchesTest {};
+
+TEST_P(DataRankLaunchesTest, AllFitWhateverOthersRun) {
+  MakeModel(kv_cache::IndexKeyDType::kFp4);
+  if (HasFatalFailure()) return;
+  for (const int others : {0, 1, 8, 9, 16, 17, 132, 133, kMaxSeqs}) {
+    for (const int seqs : {0, 1, 8, 9, 17, 140, kMaxSeqs}) {
+      Step(seqs, 1, 40000, false, {others, true});
+    }
+  }
+  for (const int others : {0, 1, 17, 300, kMaxTokens}) {
+    for (const int seqs : {0, 1, 8, 9, kMaxSeqs}) Step(seqs, 1, 5000, false, {others, false});
+    for (const int tokens : {2, 63, 1000, kMaxTokens}) Step(1, tokens, 5000, true, {others, false});
+  }
+}
+
+std::string NameOf(const testing::TestParamInfo<LaunchesTest::ParamType>& param) {
+  const auto& [preset, layout] = param.param;
+  return std::string(preset) + "_" + layout.name;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, LaunchesTest,
+    testing::Combine(testing::Values("flash", "pro"),
+                     testing::Values(Layout{"alone"}, Layout{"tensor2", 2}, Layout{"tensor4", 4},
+                                     Layout{"data2", 1, 2}, Layout{"data4", 1, 4})),
+    NameOf);
+INSTANTIATE_TEST_SUITE_P(Layouts, DataRankLaunchesTest,
                          testing::Combine(testing::Values("flash", "pro"),
-                                          testing::Values(1, 2, 4)),
-                         [](const auto& param) {
-                           return std::get<0>(param.param) +
-                                  std::to_string(std::get<1>(param.param));
-                         });
+                                          testing::Values(Layout{"data2", 1, 2},
+                                                          Layout{"data4", 1, 4})),
+                         NameOf);
 
 }  // namespace
 }  // namespace fathom::model
