@@ -4,8 +4,8 @@
 #include "kernels/norm/norm.h"
 #include "kernels/rope/rope.h"
 #include "kernels/sparse_attention/sparse_attention.h"
+#include "model/layer_cache.h"
 #include "model/layers.h"
-#include "model/paged_entries.h"
 
 namespace fathom::model {
 namespace {
@@ -28,7 +28,8 @@ class AttentionPass {
         w_(weights),
         layer_(layer),
         kind_(step.config.layer_kind(layer)),
-        kind_layer_(kind_ == LayerKind::kWindow ? 0 : kv_cache::KindLayer(step.config, layer)),
+        cache_(CacheOfLayer(step.config, step.layout, step.index_dtype,
+                            kernels::KvDataBytes<T>(c_.head_dim, c_.rope_dim), step.kv, layer)),
         m_(step.num_tokens()),
         eps_(static_cast<float>(step.config.rms_norm_eps)) {}
 
@@ -88,20 +89,6 @@ class AttentionPass {
     Rope(ws_.q, c_.num_heads, false);
   }
 
-  kernels::PagedEntries WindowPages() const {
-    return LayerEntries(s_.kv.window_pages, s_.layout.window_page_bytes, s_.layout.window, layer_,
-                        kernels::KvDataBytes<T>(c_.head_dim, c_.rope_dim));
-  }
-  kernels::PagedEntries CompressedBlocks() const {
-    return LayerEntries(s_.kv.blocks, s_.layout.block_bytes,
-                        kind_ == LayerKind::kC4 ? s_.layout.c4 : s_.layout.c128, kind_layer_,
-                        kernels::KvDataBytes<T>(c_.head_dim, c_.rope_dim));
-  }
-  kernels::PagedEntries IndexBlocks() const {
-    return LayerEntries(s_.kv.blocks, s_.layout.block_bytes, s_.layout.index, kind_layer_,
-                        kernels::IndexKeyDataBytes(c_.index_head_dim, s_.index_dtype));
-  }
-
   void WindowEntries(const T* h_fp8) {
     Linear(h_fp8, m_, w_.wkv, ws_.kv, s_.stream);
     Norm(ws_.kv, w_.kv_norm, c_.head_dim);
@@ -112,7 +99,7 @@ class AttentionPass {
                                          .rope_dim = c_.rope_dim,
                                          .window = c_.sliding_window,
                                          .max_rollback = kv_cache::kMaxRollbackTokens,
-                                         .pages = WindowPages()},
+                                         .pages = cache_.window},
            s_.stream);
   }
 
@@ -124,7 +111,7 @@ class AttentionPass {
     const bool c4 = kind_ == LayerKind::kC4;
     Launch(kernels::CompressorParams<T>{.batch = s_.batch,
                                         .entries = c4 ? s_.c4_entries : s_.c128_entries,
-                                        .ratio = c4 ? 4 : 128,
+                                        .ratio = cache_.ratio,
                                         .dim = dim,
                                         .rope_dim = c_.rope_dim,
                                         .c = ws_.c,
@@ -145,18 +132,13 @@ class AttentionPass {
   }
 
   void CompressMain() {
-    const kv_cache::StateLayout& state = s_.layout.state;
-    const int64_t offset = kind_ == LayerKind::kC4 ? state.c4_layer_offset(kind_layer_)
-                                                   : state.c128_layer_offset(kind_layer_);
-    Compress(w_.compressor, c_.head_dim, kernels::CompressorOutput::kKvEntry, CompressedBlocks(),
-             s_.kv.state_slots + offset);
+    Compress(w_.compressor, c_.head_dim, kernels::CompressorOutput::kKvEntry, cache_.compressed,
+             cache_.compressor_state);
   }
 
   void CompressIndexKeys() {
-    const int64_t main_bytes = int64_t{kv_cache::kC4StateRows} * 4 * c_.head_dim * 4;
     Compress(w_.indexer.compressor, c_.index_head_dim, kernels::CompressorOutput::kIndexKey,
-             IndexBlocks(),
-             s_.kv.state_slots + s_.layout.state.c4_layer_offset(kind_layer_) + main_bytes);
+             cache_.index_keys, cache_.index_state);
   }
 
   void SelectEntries(const T* qr_fp8) {
@@ -180,7 +162,7 @@ class AttentionPass {
                                          .num_heads = c_.index_num_heads,
                                          .dim = c_.index_head_dim,
                                          .topk = c_.index_topk,
-                                         .keys = IndexBlocks(),
+                                         .keys = cache_.index_keys,
                                          .dtype = s_.index_dtype,
                                          .scratch = ws_.index_scratch,
                                          .max_entries = ws_.max_entries,
@@ -196,27 +178,25 @@ class AttentionPass {
   }
 
   void Attend() {
-    const int ratio = kind_ == LayerKind::kWindow ? 0 : kind_ == LayerKind::kC4 ? 4 : 128;
-    Launch(
-        kernels::SparseAttentionParams<T>{
-            .batch = s_.batch,
-            .q = ws_.q,
-            .num_heads = c_.num_heads,
-            .head_dim = c_.head_dim,
-            .rope_dim = c_.rope_dim,
-            .window = c_.sliding_window,
-            .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c_.head_dim))),
-            .sink = w_.sink,
-            .fresh = ws_.kv,
-            .pages = WindowPages(),
-            .ratio = ratio,
-            .compressed = ratio == 0 ? kernels::PagedEntries{} : CompressedBlocks(),
-            .selected = ws_.selected,
-            .counts = ws_.num_selected,
-            .topk = c_.index_topk,
-            .scratch = ws_.attention_scratch,
-            .max_keys = ws_.max_keys},
-        s_.stream);
+    Launch(kernels::SparseAttentionParams<T>{.batch = s_.batch,
+                                             .q = ws_.q,
+                                             .num_heads = c_.num_heads,
+                                             .head_dim = c_.head_dim,
+                                             .rope_dim = c_.rope_dim,
+                                             .window = c_.sliding_window,
+                                             .scale = static_cast<float>(
+                                                 1.0 / std::sqrt(static_cast<double>(c_.head_dim))),
+                                             .sink = w_.sink,
+                                             .fresh = ws_.kv,
+                                             .pages = cache_.window,
+                                             .ratio = cache_.ratio,
+                                             .compressed = cache_.compressed,
+                                             .selected = ws_.selected,
+                                             .counts = ws_.num_selected,
+                                             .topk = c_.index_topk,
+                                             .scratch = ws_.attention_scratch,
+                                             .max_keys = ws_.max_keys},
+           s_.stream);
   }
 
   // Each tensor rank has its groups' columns of what wo_b reads, then its columns of y.
@@ -248,7 +228,7 @@ class AttentionPass {
   const AttentionWeights& w_;
   int layer_;
   LayerKind kind_;
-  int kind_layer_;
+  LayerCache cache_;
   int64_t m_;
   float eps_;
 };

@@ -1,0 +1,286 @@
+#include <cmath>
+
+#include "kernels/attention_prologue/queries_alone_cuda.h"
+#include "kernels/gemm/gemm_cuda.h"
+#include "kernels/gemm/output_alone_cuda.h"
+#include "kernels/gemm/output_batch_cuda.h"
+#include "kernels/indexer/indexer_cuda.h"
+#include "kernels/sparse_attention/sparse_attention_cuda.h"
+#include "model/cuda_layers.h"
+#include "model/cuda_prologue.h"
+
+namespace fathom::model {
+namespace {
+
+using config::LayerKind;
+using kernels::GemmOutput;
+
+// When entries are selected: behind the launch that makes the index queries; beside it; or in the
+// place of it, by who makes them.
+enum class Selected { kBehindQueries, kBesideQueries, kWithQueries };
+
+// One layer's attention.
+class AttentionPass {
+ public:
+  AttentionPass(const CudaContext& context, const CudaLayer& layer)
+      : c_(context.config),
+        context_(context),
+        ws_(context.ws),
+        ranks_(context.ranks),
+        operators_(context.operators),
+        layer_(layer),
+        step_(layer.step),
+        share_(layer.share),
+        w_(layer.w),
+        kind_(c_.layer_kind(layer.idx)),
+        scoring_(kind_ == LayerKind::kC4 && step_.any_index_scoring),
+        part_(ranks_.PartOf(share_, w_)),
+        cache_(CacheOfLayer(c_, context.layout, context.index_dtype,
+                            kernels::KvDataBytes<BFloat16>(c_.head_dim, c_.rope_dim), step_.kv,
+                            layer.idx)) {}
+
+  void Run() {
+    if (part_.num_heads > 0) Heads();  // else others', who keep the cache
+    OutputProducts();
+  }
+
+ private:
+  void Heads() {
+    InputProducts();
+    if (share_.is_share()) ranks_.GatherKeys(share_, layer_.idx, w_);
+    kernels::CudaGemmParams products = QueryProducts();
+    const bool alone = !share_.is_share() && kernels::AreQueriesAlone(products);
+    const Selected selected = WhenSelected(products, alone);
+    if (selected != Selected::kBehindQueries) {
+      products.problems[0].output = GemmOutput::kNumbered;
+      products.problems[0].y = ws_.index_words;
+      products.number = QueryNumber();
+    }
+    const auto prologue = PrologueParams(context_, layer_, cache_, QueryRows());
+    if (alone) {
+      operators_.Enqueue(step_, "prologue and query products",
+                         kernels::CudaQueriesAloneParams{prologue, products});
+    } else {
+      operators_.Enqueue(step_, "attention prologue", prologue);
+    }
+    if (selected == Selected::kWithQueries) {
+      Select(selected, products.problems[0]);
+      products = kernels::ProductsBehindSelection(products, share_.max_entries);
+    }
+    if (!alone) operators_.Enqueue(share_, "query products", products);
+    if (kind_ == LayerKind::kC4 && selected != Selected::kWithQueries) Select(selected);
+    Attend(alone, kind_ == LayerKind::kC4 && selected == Selected::kBehindQueries);
+  }
+
+  // The products that read h: queries, window entry, both compressors' rows, and what the index
+  // scores are weighted with.
+  void InputProducts() {
+    kernels::CudaGemmParams gemm{.num_tokens = share_.batch.num_tokens, .prefill = share_.prefill};
+    const int64_t first = share_.first_token;
+    const auto add = [&](const kernels::TiledMatrix& matrix, GemmOutput output, void* y,
+                         int64_t stride) {
+      gemm.problems[gemm.num_problems++] = {.w = matrix,
+                                            .x_fp8 = context_.HFp8(share_),
+                                            .x_bf16 = context_.H(share_),
+                                            .output = output,
+                                            .y = y,
+                                            .y_stride = stride,
+                                            .y_fp8 = {}};
+    };
+    add(w_.wq_a, GemmOutput::kBf16, ws_.qr, c_.q_lora_rank);
+    add(w_.wkv, GemmOutput::kBf16, ws_.kv + first * c_.head_dim, c_.head_dim);
+    const auto add_compressor = [&](const CudaCompressorWeights& compressor, float* rows) {
+      const int64_t width = compressor.wkv.rows;
+      float* const c = rows + first * 2 * width;
+      add(compressor.wkv, GemmOutput::kF32, c, 2 * width);
+      add(compressor.wgate, GemmOutput::kF32, c + width, 2 * width);
+    };
+    if (kind_ != LayerKind::kWindow) add_compressor(w_.compressor, ws_.compressed);
+    if (kind_ == LayerKind::kC4) add_compressor(w_.index_compressor, ws_.index_compressed);
+    if (scoring_) {
+      add(w_.index_proj, GemmOutput::kBf16, ws_.index_projected, c_.index_num_heads);
+    }
+    operators_.Enqueue(share_, "input products", gemm);
+  }
+
+  // As the prologue leaves them.
+  kernels::Fp8Tiles QueryRows() const { return {ws_.qr_fp8, ws_.qr_scales, RowGroups(share_)}; }
+
+  // Of the query rows: what the indexer scores with, where it does, and the queries.
+  kernels::CudaGemmParams QueryProducts() const {
+    kernels::CudaGemmParams gemm{.num_tokens = share_.batch.num_tokens, .prefill = share_.prefill};
+    const auto add = [&](const kernels::TiledMatrix& matrix, void* y) {
+      gemm.problems[gemm.num_problems++] = {.w = matrix,
+                                            .x_fp8 = QueryRows(),
+                                            .x_bf16 = context_.H(share_),
+                                            .output = GemmOutput::kBf16,
+                                            .y = y,
+                                            .y_stride = matrix.rows,
+                                            .y_fp8 = {}};
+    };
+    if (scoring_) add(w_.index_wq_b, ws_.index_q);
+    add(part_.wq_b, ws_.q);
+    return gemm;
+  }
+
+  // As early as may be.
+  Selected WhenSelected(const kernels::CudaGemmParams& products, bool alone) const {
+    const int heads = c_.index_num_heads, entries = share_.max_entries;
+    if (!scoring_) return Selected::kBehindQueries;
+    if (!alone && kernels::MakesIndexQueries(products, heads, entries)) {
+      return Selected::kWithQueries;
+    }
+    return entries > c_.index_topk && kernels::AwaitsWords(products, heads, entries)
+               ? Selected::kBesideQueries
+               : Selected::kBehindQueries;
+  }
+
+  kernels::LaunchNumber QueryNumber() const {
+    return {ws_.step_number, static_cast<uint32_t>(layer_.idx), ws_.queries_begun};
+  }
+
+  // Of the share's tokens.
+  const float* Angles() const {
+    const float* const all = kind_ == LayerKind::kWindow ? ws_.angles_plain : ws_.angles_compressed;
+    return all + int64_t{share_.first_token} * c_.rope_dim;
+  }
+
+  // product: of the index queries, where the selection makes them.
+  void Select(Selected selected, const kernels::GemmProblem& product = {}) {
+    const double scale = 1.0 / std::sqrt(double{1} * c_.index_head_dim * c_.index_num_heads);
+    operators_.Enqueue(
+        share_, "index selection",
+        kernels::CudaIndexSelectParams{
+            .batch = share_.batch,
+            .any_scoring = share_.any_index_scoring,
+            .q = ws_.index_q,
+            .product = product,
+            .q_words = selected == Selected::kBehindQueries ? nullptr : ws_.index_words,
+            .q_number = QueryNumber(),
+            .projected = ws_.index_projected,
+            .projected_stride = c_.index_num_heads,
+            .weight_scale = static_cast<float>(scale),
+            .num_heads = c_.index_num_heads,
+            .angles = Angles(),
+            .topk = c_.index_topk,
+            .keys = cache_.index_keys,
+            .dtype = context_.index_dtype,
+            .max_entries = share_.max_entries,
+            .workspace = ws_.index_workspace,
+            .workspace_bytes = ws_.index_workspace_bytes,
+            .counters = ws_.index_counters,
+            .selected = ws_.selected,
+            .counts = ws_.num_selected});
+    context_.recording.TakeIndex(share_, layer_.idx);
+  }
+
+  void Attend(bool alone, bool behind_selection) {
+    operators_.Enqueue(
+        share_, "attention",
+        kernels::CudaSparseAttentionParams{.batch = share_.batch,
+                                           .prefill = share_.prefill,
+                                           .q = ws_.q,
+                                           .q_is_early = behind_selection,
+                                           .step_is_early = behind_selection || !alone,
+                                           .num_heads = part_.num_heads,
+                                           .norm_eps = static_cast<float>(c_.rms_norm_eps),
+                                           .angles = Angles(),
+                                           .sink = part_.sink,
+                                           .fresh = reinterpret_cast<uint8_t*>(ws_.kv),
+                                           .pages = cache_.window,
+                                           .ratio = cache_.ratio,
+                                           .compressed = cache_.compressed,
+                                           .selected = ws_.selected,
+                                           .topk = c_.index_topk,
+                                           .out = {ws_.attention_out, RowGroups(share_)},
+                                           .workspace = ws_.attention_workspace,
+                                           .counters = ws_.attention_counters});
+  }
+
+  // wo_a of each group, then wo_b of all groups.
+  void OutputProducts() {
+    const int tokens = share_.batch.num_tokens;
+    const kernels::Fp8Tiles grouped{ws_.grouped_fp8, ws_.grouped_scales, RowGroups(share_)};
+    const bool adds = ranks_.AddsOutputs(share_);
+    const kernels::CudaGemmParams first = GroupedProduct(grouped);
+    const kernels::CudaGemmParams second = OutputProduct(grouped, adds);
+    if (adds && tokens == 1 && kernels::HaveAloneProducts(part_.wo_a, part_.wo_b)) {
+      operators_.Enqueue(share_, "grouped output product",
+                         kernels::CudaGroupedAloneParams{first.problems[0], ws_.grouped_parts});
+      operators_.Enqueue(share_, "output product",
+                         kernels::CudaSumsAloneParams{second.problems[0], ws_.grouped_parts,
+                                                      ranks_.BeginSums(share_)});
+      return;
+    }
+    if (adds && kernels::HaveBatchProducts(part_.wo_a, part_.wo_b, tokens)) {
+      operators_.Enqueue(share_, "grouped output product",
+                         kernels::CudaGroupedBatchParams{first.problems[0], tokens});
+      operators_.Enqueue(
+          share_, "output product",
+          kernels::CudaSumsBatchParams{second.problems[0], tokens, ranks_.BeginSums(share_)});
+      return;
+    }
+    if (part_.wo_a.rows > 0) operators_.Enqueue(share_, "grouped output product", first);
+    ranks_.CompleteGroups(share_, layer_.idx, grouped);
+    if (adds) {
+      operators_.Enqueue(share_, "output product",
+                         kernels::CudaColumnSumsParams{second, ranks_.BeginSums(share_)});
+    } else if (part_.wo_b.rows > 0) {
+      operators_.Enqueue(share_, "output product", second);
+    }
+  }
+
+  // Of a share all columns are this rank's.
+  kernels::CudaGemmParams GroupedProduct(const kernels::Fp8Tiles& grouped) const {
+    kernels::CudaGemmParams gemm = OneProduct();
+    gemm.problems[0] = {.w = part_.wo_a,
+                        .x_fp8 = {},
+                        .x_bf16 = {ws_.attention_out, RowGroups(share_)},
+                        .groups = part_.num_groups,
+                        .output = GemmOutput::kFp8Tiles,
+                        .y_fp8 = share_.is_share() ? grouped : ranks_.OwnGroups(grouped)};
+    return gemm;
+  }
+  kernels::CudaGemmParams OutputProduct(const kernels::Fp8Tiles& grouped, bool adds) const {
+    const int64_t begin =
+        share_.is_share() ? int64_t{share_.first_token} * c_.hidden_size : ranks_.first_output();
+    kernels::CudaGemmParams gemm = OneProduct();
+    gemm.problems[0] = {.w = part_.wo_b,
+                        .x_fp8 = adds ? ranks_.OwnGroups(grouped) : grouped,
+                        .x_bf16 = {},
+                        .output = adds ? GemmOutput::kF32 : GemmOutput::kBf16,
+                        .y = adds ? static_cast<void*>(ws_.output_sums) : ws_.y + begin,
+                        .y_stride = c_.hidden_size,
+                        .y_fp8 = {}};
+    return gemm;
+  }
+  kernels::CudaGemmParams OneProduct() const {
+    return kernels::CudaGemmParams{.num_problems = 1,
+                                   .num_tokens = share_.batch.num_tokens,
+                                   .prefill = share_.prefill,
+                                   .mirrors = ranks_.MirrorsOf(share_),
+                                   .few_rows = ranks_.HaveFewRows()};
+  }
+
+  const config::ModelConfig& c_;
+  const CudaContext& context_;
+  const CudaWorkspace& ws_;
+  CudaTensorRanks& ranks_;
+  CudaOperators& operators_;
+  const CudaLayer& layer_;
+  const CudaStep& step_;
+  const CudaStep& share_;
+  const CudaBlockWeights& w_;
+  const LayerKind kind_;
+  const bool scoring_;
+  const AttentionPart part_;
+  const LayerCache cache_;
+};
+
+}  // namespace
+
+void EnqueueAttention(const CudaContext& context, const CudaLayer& layer) {
+  AttentionPass(context, layer).Run();
+}
+
+}  // namespace fathom::model
