@@ -1,8 +1,9 @@
 // Words of a launch's result that carry its number (launch_number.h) beside the value: who looks at
 // one until it does waits neither for the launch's end nor for a flag behind the values. Numbers
-// are odd: memory that was never written holds none. A launch that has a number lets its successor
-// start before it waits itself, and tells who asks (LaunchNumber::begun) when it has waited: then
-// what is older than this launch is there. Device code only.
+// are odd: memory that was never written holds none. Packets have three values to a number, in a
+// place of their own: where words are, a value could be taken for a number. A launch that has a
+// number lets its successor start before it waits itself, and tells who asks (LaunchNumber::begun)
+// when it has waited: then what is older than this launch is there. Device code only.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +34,28 @@ __device__ __forceinline__ void StoreTwoNumbered(uint2* to, uint2 values, uint32
   asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(to), "r"(values.x),
                "r"(number), "r"(values.y)
                : "memory");
+}
+
+// Three values and the number, at a multiple of 16 bytes, which come as one.
+__device__ __forceinline__ void StoreNumberedPacket(uint4* to, uint3 values, uint32_t number) {
+  asm volatile(
+      "{\n.reg .b64 low, high;\n.reg .b128 packet;\n"
+      "mov.b64 low, {%1, %2};\nmov.b64 high, {%3, %4};\nmov.b128 packet, {low, high};\n"
+      "st.relaxed.gpu.global.b128 [%0], packet;\n}" ::"l"(to),
+      "r"(values.x), "r"(values.y), "r"(values.z), "r"(number)
+      : "memory");
+}
+// w is the number when the others are there.
+__device__ __forceinline__ uint4 LoadNumberedPacket(const uint4* from) {
+  uint4 packet;
+  asm volatile(
+      "{\n.reg .b64 low, high;\n.reg .b128 packet;\n"
+      "ld.relaxed.gpu.global.b128 packet, [%4];\nmov.b128 {low, high}, packet;\n"
+      "mov.b64 {%0, %1}, low;\nmov.b64 {%2, %3}, high;\n}"
+      : "=r"(packet.x), "=r"(packet.y), "=r"(packet.z), "=r"(packet.w)
+      : "l"(from)
+      : "memory");
+  return packet;
 }
 
 // What may not be there yet: y, of two words y and w, are numbers.

@@ -51,7 +51,7 @@ class AttentionPass {
     kernels::CudaGemmParams products = QueryProducts();
     const bool alone = !share_.is_share() && kernels::AreQueriesAlone(products);
     const Selected selected = WhenSelected(products, alone);
-    if (selected != Selected::kBehindQueries) {
+    if (selected == Selected::kBesideQueries) {
       products.problems[0].output = GemmOutput::kNumbered;
       products.problems[0].y = ws_.index_words;
       products.number = QueryNumber();
@@ -155,7 +155,8 @@ class AttentionPass {
             .any_scoring = share_.any_index_scoring,
             .q = ws_.index_q,
             .product = product,
-            .q_words = selected == Selected::kBehindQueries ? nullptr : ws_.index_words,
+            .query_packets = ws_.query_packets,
+            .q_words = selected == Selected::kBesideQueries ? ws_.index_words : nullptr,
             .q_number = QueryNumber(),
             .projected = ws_.index_projected,
             .projected_stride = c_.index_num_heads,

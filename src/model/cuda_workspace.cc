@@ -50,6 +50,7 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, int64_t head
   carver.Take(w.queries_begun, 1);
   carver.Take(w.index_words,
               kernels::kMaxNumberedTokens * c.index_num_heads * c.index_head_dim / 2);
+  carver.Take(w.query_packets, kernels::kQueryPackets);
   carver.Take(w.route_input, kernels::ToldWords(hidden));
   carver.Take(w.route_board, 1);
   carver.Take(w.plan.board, 1);

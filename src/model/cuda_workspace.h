@@ -29,6 +29,7 @@ struct CudaWorkspace {
   uint32_t* queries_begun = nullptr;           // likewise
   uint2* route_input = nullptr;                // [kernels::ToldWords(hidden)], zero at first
   uint2* index_words = nullptr;                // [kMaxNumberedTokens, index heads * 64]
+  uint4* query_packets = nullptr;              // [kernels::kQueryPackets]
   kernels::RouteBoard* route_board = nullptr;  // zero at first, as plan.board
 
   // All of the rest, but for what is shared: nothing in it outlives a step.

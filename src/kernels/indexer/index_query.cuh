@@ -90,25 +90,61 @@ struct IndexAngles {
   }
 };
 
+// What a head's query is made of, on kLanes lanes.
+template <int kLanes>
+struct IndexQueryInput {
+  static constexpr int kPairs = kIndexDim / kLanes / 2;
+  alignas(16) uint32_t pairs[kPairs] = {};  // the lane's, of the product
+  float projected = 0;
+
+  // Of the lane's `head`; zero past num_heads.
+  __device__ static IndexQueryInput Load(const CudaIndexSelectParams& p, int64_t token, int head,
+                                         int lane) {
+    IndexQueryInput in;
+    if (head >= p.num_heads) return in;
+    in.LoadProjected(p, token, head);
+    using Words = std::conditional_t<kPairs % 4 == 0, uint4, uint2>;
+    const auto* from = reinterpret_cast<const Words*>(p.q + First(p, token, head, lane));
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(pairs) / sizeof(Words)); ++i) {
+      reinterpret_cast<Words*>(in.pairs)[i] = from[i];
+    }
+    return in;
+  }
+  // The same of q_words.
+  __device__ static IndexQueryInput Await(const CudaIndexSelectParams& p, int64_t token, int head,
+                                          int lane) {
+    IndexQueryInput in;
+    if (head >= p.num_heads) return in;
+    in.LoadProjected(p, token, head);
+    AwaitNumbered(p.q_words + First(p, token, head, lane) / 2, ValueOf(p.q_number), in.pairs);
+    return in;
+  }
+
+  __device__ void LoadProjected(const CudaIndexSelectParams& p, int64_t token, int head) {
+    projected = __bfloat162float(p.projected[token * p.projected_stride + head]);
+  }
+
+ private:
+  __device__ static int64_t First(const CudaIndexSelectParams& p, int64_t token, int head,
+                                  int lane) {
+    return (token * p.num_heads + head) * kIndexDim + lane % kLanes * (2 * kPairs);
+  }
+};
+
 // A head's query on kLanes lanes of a warp, which makes 32 / kLanes at once.
-// kWords: awaits q_words, else reads q.
-template <int kLanes, bool kWords = false>
+template <int kLanes>
 struct IndexQueryRow {
   static constexpr int kValues = kIndexDim / kLanes;
   uint32_t codes[kValues / 4];  // the lane's
   float weight;                 // w_h times the row's scale
 
-  // Of the lane's `head`; zero past num_heads.
-  __device__ IndexQueryRow(const CudaIndexSelectParams& p, int64_t token, int head,
+  // Of the lane's pairs of the product and of w_h's.
+  __device__ IndexQueryRow(const CudaIndexSelectParams& p, const IndexQueryInput<kLanes>& in,
                            const IndexAngles<kLanes>& angles, int lane) {
-    alignas(16) uint32_t pairs[kValues / 2] = {};
-    float projected = 0;
-    if (head < p.num_heads) {
-      const int64_t first = (token * p.num_heads + head) * kIndexDim + lane % kLanes * kValues;
-      projected = __bfloat162float(p.projected[token * p.projected_stride + head]);
-      kWords ? AwaitNumbered(p.q_words + first / 2, ValueOf(p.q_number), pairs)
-             : LoadValues(p.q + first, pairs);
-    }
+    uint32_t pairs[kValues / 2];
+#pragma unroll
+    for (int i = 0; i < kValues / 2; ++i) pairs[i] = in.pairs[i];
     if (lane % kLanes >= kLanes / 2) {
 #pragma unroll
       for (int i = 0; i < kValues / 2; ++i) {
@@ -126,16 +162,7 @@ struct IndexQueryRow {
     }
     RotateIndexVector<kLanes>(x, lane);
     const float scale = QuantizeQuery<kLanes>(x, p.dtype, codes);
-    weight = RoundBf16(projected * p.weight_scale) * scale;
-  }
-
- private:
-  __device__ static void LoadValues(const __nv_bfloat16* from, uint32_t (&pairs)[kValues / 2]) {
-    using Words = std::conditional_t<kValues % 8 == 0, uint4, uint2>;
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(pairs) / sizeof(Words)); ++i) {
-      reinterpret_cast<Words*>(pairs)[i] = reinterpret_cast<const Words*>(from)[i];
-    }
+    weight = RoundBf16(in.projected * p.weight_scale) * scale;
   }
 };
 
@@ -145,9 +172,8 @@ __device__ __forceinline__ int64_t QueryCodesOffset(int64_t row, int four) {
   return row / 8 * 1024 + row % 8 * 128 + chunk * 16 + four / 8 * 4;
 }
 // The lane's codes.
-template <bool kWords>
 __device__ __forceinline__ void StoreQueryCodes(uint8_t* rows, int64_t row, int lane,
-                                                const IndexQueryRow<kQueryLanes, kWords>& query) {
+                                                const IndexQueryRow<kQueryLanes>& query) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int64_t offset = QueryCodesOffset(row, lane % kQueryLanes * 4 + i);

@@ -28,7 +28,9 @@ __global__ void __launch_bounds__(kQueryThreads)
     return;
   }
   const IndexAngles<kQueryLanes> angles(p, token, lane);
-  const IndexQueryRow<kQueryLanes> query(p, token, static_cast<int>(row % head_rows), angles, lane);
+  const int head = static_cast<int>(row % head_rows);
+  const IndexQueryRow<kQueryLanes> query(
+      p, IndexQueryInput<kQueryLanes>::Load(p, token, head, lane), angles, lane);
   StoreQueryCodes(out.codes, row, lane, query);
   if (lane % kQueryLanes == 0) out.weights[row] = query.weight;
 }
@@ -88,7 +90,10 @@ bool TakesClusters(int num_tokens, int max_entries) {
   constexpr int kMostTokens = 12;
   return num_tokens <= kMostTokens && max_entries <= kMaxFewEntries;
 }
-// A selection that makes its queries: how many multiprocessors it leaves to the products behind it,
+// Blocks of a selection that makes its queries. All run at once, though they are clusters of two:
+// multiprocessors come in pairs.
+int MakingBlocks() { return NumMultiprocessors() / kHeadTiles * kHeadTiles; }
+// How many multiprocessors it leaves to the products behind it,
 // half of them or more. 0: of so many entries it takes all, and finds room beside their blocks.
 int BlocksBehind(int max_entries) {
   if (max_entries > 65536) return 0;
@@ -118,7 +123,8 @@ template <bool kMakesQueries>
 void SelectDecode(const CudaIndexSelectParams& p, float* scores, device::Stream& stream) {
   const int num_tokens = p.batch.num_tokens;
   const int others = kMakesQueries ? BlocksBehind(p.max_entries) : 0;
-  const int parts = DecodeParts(num_tokens, p.max_entries, NumMultiprocessors() - others);
+  const int blocks = kMakesQueries ? MakingBlocks() : NumMultiprocessors();
+  const int parts = DecodeParts(num_tokens, p.max_entries, blocks - others);
   SelectDecodeParams params{.in = p, .scores = scores, .stride = ScoreStride(p.max_entries)};
   const int tiles = (p.max_entries + kIndexTile - 1) / kIndexTile;
   const int most = std::max((tiles + parts - 1) / parts * kIndexTile,
@@ -147,8 +153,9 @@ void SelectDecode(const CudaIndexSelectParams& p, float* scores, device::Stream&
   const auto room = static_cast<int>((kMaxSharedBytes - fixed_bytes) / sizeof(float));
   params.shared_entries = std::min({most, kMaxSharedEntries, room});
   const size_t bytes = fixed_bytes + params.shared_entries * sizeof(float);
-  LaunchKernel(kernel, dim3(kMakesQueries ? NumMultiprocessors() : parts, num_tokens),
-               kSelectThreads, shares ? bytes : std::max(bytes, kAloneSharedBytes), stream, params);
+  LaunchClusters(kernel, dim3(kMakesQueries ? blocks : parts, num_tokens),
+                 kMakesQueries ? kHeadTiles : 1, kSelectThreads,
+                 shares ? bytes : std::max(bytes, kAloneSharedBytes), stream, params);
 }
 
 void SelectClusters(const CudaIndexSelectParams& p, device::Stream& stream) {
@@ -210,9 +217,9 @@ bool AwaitsWords(const CudaGemmParams& products, int num_heads, int max_entries)
 bool MakesIndexQueries(const CudaGemmParams& products, int num_heads, int max_entries) {
   const TiledMatrix& w = products.problems[0].w;
   return products.num_tokens == 1 && !products.prefill && products.num_problems == 2 &&
-         IsDecode(1, num_heads) && !TakesClusters(1, max_entries) && w.kind == TileKind::kFp8 &&
-         w.is_whole() && w.col_blocks() == kResidentBlocks &&
-         w.rows == int64_t{num_heads} * kIndexDim && w.row_tiles() <= NumMultiprocessors();
+         !TakesClusters(1, max_entries) && w.kind == TileKind::kFp8 && w.is_whole() &&
+         w.col_blocks() == kResidentBlocks && num_heads == kDecodeHeads &&
+         w.rows == kDecodeHeads * kIndexDim && w.row_tiles() <= MakingBlocks();
 }
 CudaGemmParams ProductsBehindSelection(const CudaGemmParams& products, int max_entries) {
   return {.problems = {products.problems[1]},
@@ -225,10 +232,11 @@ CudaGemmParams ProductsBehindSelection(const CudaGemmParams& products, int max_e
 void Launch(const CudaIndexSelectParams& p, device::Stream& stream) {
   const int num_tokens = p.batch.num_tokens;
   if (num_tokens == 0) return;
-  const bool makes_queries = p.product.y != nullptr;
+  const bool makes_queries = p.product.w.tiles != nullptr;
   CHECK(!makes_queries || (num_tokens == 1 && p.product.w.col_blocks() == kResidentBlocks &&
-                           p.product.w.row_tiles() <= NumMultiprocessors()));
-  CHECK(p.q_words == nullptr || makes_queries || TakesClusters(num_tokens, p.max_entries));
+                           p.product.w.rows == kDecodeHeads * kIndexDim &&
+                           p.product.w.row_tiles() <= MakingBlocks()));
+  CHECK(p.q_words == nullptr || TakesClusters(num_tokens, p.max_entries));
   SelectParams select{.batch = p.batch, .topk = p.topk, .selected = p.selected, .counts = p.counts};
   if (!p.any_scoring || p.max_entries <= p.topk) {
     LaunchKernel(SelectKernel, num_tokens, kSelectThreads, 0, stream, select);

@@ -28,14 +28,16 @@ struct CudaIndexSelectParams {
   // False: the caller knows that no token sees more than topk entries; the products are not read.
   bool any_scoring = true;
   const __nv_bfloat16* q = nullptr;  // [num_tokens, num_heads, 128], of the weight product
-  // Instead of q, where MakesIndexQueries: the product that q is, kNumbered, which the selection
-  // makes itself; its words are q_words. The launch just before has made its x, which the one
-  // behind may read as early (CudaGemmParams::x_is_early).
-  GemmProblem product;
+  // Instead of q, where MakesIndexQueries: the product that q is, which the selection makes itself:
+  // its y is not written. The launch just before has made its x, which the one behind may read as
+  // early (CudaGemmParams::x_is_early). The selection's blocks tell each other the queries in
+  // query_packets, a place that has no other use.
+  GemmProblem product;             // without tiles: none
+  uint4* query_packets = nullptr;  // [kQueryPackets]
   // Instead of q, where AwaitsWords: its pairs as numbered words (numbered_words.cuh) of the launch
   // just before, beside which entries are selected. Who waits for the selection waits for both.
-  const uint2* q_words = nullptr;  // [num_tokens, num_heads, 64]
-  LaunchNumber q_number = {};
+  const uint2* q_words = nullptr;            // [num_tokens, num_heads, 64]
+  LaunchNumber q_number = {};                // of q_words and query_packets
   const __nv_bfloat16* projected = nullptr;  // [num_tokens, num_heads], rows projected_stride apart
   int64_t projected_stride = 0;
   float weight_scale = 0;         // 128^-0.5 * num_heads^-0.5
@@ -57,6 +59,9 @@ struct CudaIndexSelectParams {
 // Up to this many tokens a step counts as decode: their scores are all kept at once.
 inline constexpr int kMaxIndexDecodeTokens = 132;
 int64_t IndexCountersBytes();
+
+// Of query_packets: a head's 128 codes and its weight, three words each, and 64 heads.
+inline constexpr int kHeadPackets = 11, kQueryPackets = 64 * kHeadPackets;
 
 // What num_tokens need when all their scores are kept at once, and the least that works (tokens are
 // then scored in several rounds).

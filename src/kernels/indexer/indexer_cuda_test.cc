@@ -175,14 +175,20 @@ class IndexSelectCudaTest : public CudaTest {
     const auto others = Download<uint16_t>(other);
 
     const auto words = Upload(std::vector<uint2>(static_cast<size_t>(tokens * rows / 2)));
+    const auto packets = Upload(std::vector<uint4>(kQueryPackets));
     const auto number = Upload(std::vector<uint32_t>{0}),
                frequencies = Upload(RandomFloats(32, 43));
     const auto unused = Poisoned(tokens * 64 * 4), begun = Poisoned(4);
     products.problems[0].output = GemmOutput::kNumbered;
     products.problems[0].y = words.data();
     products.number = p.q_number = {As<uint32_t>(number), 1, As<uint32_t>(begun)};
-    p.q = nullptr, p.q_words = As<const uint2>(words);
-    if (makes) p.product = products.problems[0], products.problems[1].y = again.data();
+    p.q = nullptr;
+    if (makes) {
+      p.product = problem, p.query_packets = As<uint4>(packets);
+      products.problems[1].y = again.data();
+    } else {
+      p.q_words = As<const uint2>(words);
+    }
     for (int step = 0; step < (kIsRacecheck ? 1 : 3); ++step) {
       Launch(CudaRopeAnglesParams{.positions = p.batch.positions,
                                   .num_tokens = p.batch.num_tokens,

@@ -52,13 +52,13 @@ class QuerySender {
   // When the products are there, or awaits their words.
   __device__ void Run(const CudaIndexSelectParams& p, int token) const {
     if (threadIdx.x >= 32 * kHeads) return;
-    p.q_words == nullptr ? Send(IndexQueryRow<32>(p, token, head_, angles_, lane_))
-                         : Send(IndexQueryRow<32, true>(p, token, head_, angles_, lane_));
+    p.q_words == nullptr ? Send(p, IndexQueryInput<32>::Load(p, token, head_, lane_))
+                         : Send(p, IndexQueryInput<32>::Await(p, token, head_, lane_));
   }
 
  private:
-  template <typename Query>
-  __device__ void Send(const Query& query) const {
+  __device__ void Send(const CudaIndexSelectParams& p, const IndexQueryInput<32>& in) const {
+    const IndexQueryRow<32> query(p, in, angles_, lane_);
 #pragma unroll
     for (const uint32_t codes : codes_) {
       SendInCluster(codes, __uint_as_float(query.codes[0]), codes + codes_to_full_);

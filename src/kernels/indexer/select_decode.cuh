@@ -3,12 +3,14 @@
 // cores (keys are the rows of wgmma, heads its columns; a warpgroup takes tiles of 64 keys), keeps
 // the scores in shared memory where they fit, and selects with the others (rank_select.cuh). Keys
 // are copied before the wait: the kernel before the last one has written them. Where the blocks
-// make the queries themselves, weights are, and the keys come when these are multiplied. Device
-// code only.
+// make the queries themselves, weights are, and the keys come when these are multiplied: a block
+// has half of a head, and the first block of each two, a cluster, tells all blocks the head's query
+// (query_tile.cuh, query_packets.cuh). Device code only.
 #pragma once
 
 #include "kernels/aligned_shared.cuh"
 #include "kernels/indexer/decode_scores.cuh"
+#include "kernels/indexer/query_packets.cuh"
 #include "kernels/indexer/query_tile.cuh"
 #include "kernels/indexer/rank_select.cuh"
 #include "kernels/launch.cuh"
@@ -142,17 +144,27 @@ class DecodeScorer {
   int page_ = -1, next_page_ = -1;  // with these pages
 };
 
-// 16 warps, four heads each. kWords: when the products have told theirs.
-template <bool kWords>
+// 16 warps, four heads each.
 __device__ inline void MakeIndexQueries(const CudaIndexSelectParams& p, int token,
                                         const IndexAngles<kQueryLanes>& angles,
                                         SelectDecodeShared& shared) {
   static_assert(kSelectThreads / kQueryLanes == kDecodeHeads);
   const int lane = threadIdx.x % 32, head = static_cast<int>(threadIdx.x) / kQueryLanes;
-  const IndexQueryRow<kQueryLanes, kWords> query(p, token, head, angles, lane);
+  const IndexQueryRow<kQueryLanes> query(
+      p, IndexQueryInput<kQueryLanes>::Load(p, token, head, lane), angles, lane);
   StoreQueryCodes(shared.queries.codes, head, lane, query);
   if (lane % kQueryLanes == 0) shared.queries.weights[head] = 0.5f * query.weight;
   FenceSharedForWgmma();
+}
+
+// Of the one token, by the cluster's first block: a warp that has no keys to ask for first.
+__device__ inline void TellHead(const CudaIndexSelectParams& p, const QueryTile& tile, int head,
+                                const IndexAngles<32>& angles, uint32_t number) {
+  if (threadIdx.x / 32 != kSelectThreads / 32 - 1) return;
+  IndexQueryInput<32> in;
+  in.LoadProjected(p, 0, head);
+  tile.AwaitHead(in.pairs);
+  TellQuery(IndexQueryRow<32>(p, in, angles, threadIdx.x % 32), head, p.query_packets, number);
 }
 
 // Where the block makes queries, it finds room beside the prologue's blocks and those of the
@@ -166,8 +178,8 @@ __global__ void __maxnreg__(SelectRegisters(kMakesQueries))
   auto& shared = AlignedShared<SelectDecodeShared>(dynamic);
   auto* const pages = reinterpret_cast<uint8_t*>(&shared + 1);
   const int token = blockIdx.y, part = blockIdx.x;
-  const QueryTile tile(p.in.product, part, shared.query_tile,
-                       *reinterpret_cast<QueryTile::Weights*>(pages));
+  QueryTile tile(p.in.product, part, shared.query_tile,
+                 *reinterpret_cast<QueryTile::Weights*>(pages));
   if (kMakesQueries && threadIdx.x < 32 && tile.exists()) tile.Prefetch();
   const bool padding = p.in.batch.token_seq[token] < 0;
   const int visible = (p.in.batch.positions[token] + 1) / 4;
@@ -190,25 +202,33 @@ __global__ void __maxnreg__(SelectRegisters(kMakesQueries))
                       ? reinterpret_cast<float*>(bits + p.part_words)
                       : p.scores + token * p.stride + first * kIndexTile;
   DecodeScorer<kType> scorer(p, shared, pages, token, first, end, visible, scores);
-  const IndexAngles<kQueryLanes> angles(p.in, token, threadIdx.x % 32);
   if (threadIdx.x < kFoldTable) shared.fold_table[threadIdx.x] = FoldedCodes(threadIdx.x);
 #pragma unroll 1
   for (int i = threadIdx.x; i < kRankBins; i += kSelectThreads) shared.rank.bins[i] = 0;
   if constexpr (kMakesQueries) {
+    const IndexAngles<32> angles(p.in, token, threadIdx.x % 32);
     const uint32_t number = ValueOf(p.in.q_number);
-    __syncthreads();
+    if (threadIdx.x < 32 && tile.exists()) tile.KeepScales();
+    ClusterSync();
     WaitForPredecessor();
     AllowSuccessor();
-    if (threadIdx.x < kResidentThreads && tile.exists()) tile.Multiply(number);
+    if (threadIdx.x < kResidentThreads && tile.exists()) tile.Multiply();
+    if (part < parts) {
+      __syncthreads();  // pages come where weights were
+      scorer.Prefetch();
+    }
+    if (part % kHeadTiles == 0 && tile.exists()) {
+      TellHead(p.in, tile, part / kHeadTiles, angles, number);
+    }
     if (part >= parts) return;
-    __syncthreads();  // pages come where weights were
-    scorer.Prefetch();
+    AwaitQueries<kSelectThreads>(p.in.query_packets, number, shared.queries);
   } else {
+    const IndexAngles<kQueryLanes> angles(p.in, token, threadIdx.x % 32);
     scorer.Prefetch();
     WaitForPredecessor();
     AllowSuccessor();
+    MakeIndexQueries(p.in, token, angles, shared);
   }
-  MakeIndexQueries<kMakesQueries>(p.in, token, angles, shared);
   scorer.PrefetchRest();
   if (part == 0 && threadIdx.x == 0) p.in.counts[token] = p.in.topk;
   __syncthreads();
