@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/launch_number.h"
+#include "kernels/sm90.cuh"
 
 namespace fathom::kernels {
 
@@ -26,14 +27,11 @@ __device__ __forceinline__ void AwaitBegun(const LaunchNumber& number) {
 }
 
 __device__ __forceinline__ void StoreNumbered(uint2* to, uint32_t value, uint32_t number) {
-  asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(value), "r"(number)
-               : "memory");
+  StoreTogether(to, value, number);
 }
 // Two words next to each other, at a multiple of 16 bytes.
 __device__ __forceinline__ void StoreTwoNumbered(uint2* to, uint2 values, uint32_t number) {
-  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(to), "r"(values.x),
-               "r"(number), "r"(values.y)
-               : "memory");
+  StoreTogether(reinterpret_cast<uint4*>(to), uint4{values.x, number, values.y, number});
 }
 
 // Three values and the number, at a multiple of 16 bytes, which come as one.
@@ -58,22 +56,9 @@ __device__ __forceinline__ uint4 LoadNumberedPacket(const uint4* from) {
   return packet;
 }
 
-// What may not be there yet: y, of two words y and w, are numbers.
-__device__ __forceinline__ uint2 LoadNumbered(const uint2* from) {
-  uint2 word;
-  asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];"
-               : "=r"(word.x), "=r"(word.y)
-               : "l"(from)
-               : "memory");
-  return word;
-}
+// What may not be there yet: y and w are numbers.
 __device__ __forceinline__ uint4 LoadTwoNumbered(const uint2* from) {
-  uint4 two;
-  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(two.x), "=r"(two.y), "=r"(two.z), "=r"(two.w)
-               : "l"(from)
-               : "memory");
-  return two;
+  return LoadTogether(reinterpret_cast<const uint4*>(from));
 }
 __device__ __forceinline__ bool HaveNumber(uint4 two, uint32_t number) {
   return two.y == number && two.w == number;

@@ -1,5 +1,5 @@
 // What sm_90a kernels share, an instruction or two a function: mbarriers, bulk copies into shared
-// memory, fences, cluster barriers, writes to a neighbour's shared memory, counters.
+// memory, fences, cluster barriers, writes to a neighbour's shared memory, counters, words.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -254,6 +254,34 @@ __device__ __forceinline__ uint64_t LoadWord(const uint64_t* word) {
   uint64_t value;
   asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
   return value;
+}
+
+// A value and what says that it is there, in words next to each other (of four, two values), in
+// memory that another block, or another GPU, writes or reads at the same time.
+__device__ __forceinline__ void StoreTogether(void* to, uint32_t first, uint32_t second) {
+  asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(first), "r"(second)
+               : "memory");
+}
+__device__ __forceinline__ void StoreTogether(uint4* to, uint4 words) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x),
+               "r"(words.y), "r"(words.z), "r"(words.w)
+               : "memory");
+}
+__device__ __forceinline__ uint2 LoadTogether(const uint2* from) {
+  uint2 words;
+  asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];"
+               : "=r"(words.x), "=r"(words.y)
+               : "l"(from)
+               : "memory");
+  return words;
+}
+__device__ __forceinline__ uint4 LoadTogether(const uint4* from) {
+  uint4 words;
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "l"(from)
+               : "memory");
+  return words;
 }
 
 }  // namespace fathom::kernels

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/collective/peer_view.h"
+#include "kernels/sm90.cuh"
 
 namespace fathom::kernels {
 
@@ -67,9 +68,7 @@ __device__ __forceinline__ uint2 Tags(uint64_t number) {
 }
 
 __device__ __forceinline__ void StorePacket(uint4* packet, uint2 words, uint2 tags) {
-  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(packet), "r"(words.x),
-               "r"(tags.x), "r"(words.y), "r"(tags.y)
-               : "memory");
+  StoreTogether(packet, uint4{words.x, tags.x, words.y, tags.y});
 }
 __device__ __forceinline__ void SendPacket(const PeerView& peers, uint64_t number, int64_t i,
                                            uint2 words) {
@@ -87,15 +86,6 @@ __device__ __forceinline__ void SendPacketToAll(const PeerView& peers, uint64_t 
   }
 }
 
-__device__ __forceinline__ uint4 LoadPacket(const uint4* packet) {
-  uint4 p;
-  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(p.x), "=r"(p.y), "=r"(p.z), "=r"(p.w)
-               : "l"(packet)
-               : "memory");
-  return p;
-}
-
 __device__ __forceinline__ bool HasTags(uint4 packet, uint2 tags) {
   return packet.y == tags.x && packet.w == tags.y;
 }
@@ -105,8 +95,8 @@ __device__ __forceinline__ uint2 ReceivePacket(const PeerView& peers, uint64_t n
   const uint4* const packet = PacketAt(peers, peers.rank, from, number, i);
   const uint2 tags = Tags(number);
   Patience patience(peers, from);
-  uint4 p = LoadPacket(packet);
-  while (!HasTags(p, tags) && patience.Wait()) p = LoadPacket(packet);
+  uint4 p = LoadTogether(packet);
+  while (!HasTags(p, tags) && patience.Wait()) p = LoadTogether(packet);
   return {p.x, p.z};
 }
 

@@ -4,13 +4,13 @@
 #include <cstdint>
 
 #include "kernels/grouped_gemm/expert_plan.h"
+#include "kernels/sm90.cuh"
 #include "kernels/warp_sums.cuh"
 
 namespace fathom::kernels {
 
 __device__ inline void SendWord(PlanBoard::Word* to, uint32_t value, uint32_t launch) {
-  asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(value), "r"(launch)
-               : "memory");
+  StoreTogether(to, value, launch);
 }
 // Once the activations are there.
 __device__ inline void TellInput(PlanBoard& board, uint32_t launch) {
@@ -30,12 +30,8 @@ __device__ inline uint32_t PlanLaunch(const PlanBoard& board) {
   return *static_cast<volatile const uint32_t*>(&board.launch);
 }
 __device__ inline PlanBoard::Word LoadWord(const PlanBoard::Word* from) {
-  PlanBoard::Word word;
-  asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];"
-               : "=r"(word.value), "=r"(word.launch)
-               : "l"(from)
-               : "memory");
-  return word;
+  const uint2 word = LoadTogether(reinterpret_cast<const uint2*>(from));
+  return {word.x, word.y};
 }
 
 // By one warp: the rows of each expert's pairs, whole groups of eight from `first_group` on, and

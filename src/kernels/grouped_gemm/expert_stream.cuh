@@ -381,7 +381,7 @@ class ExpertStream {
         const bool is_scale = i == kPacketBlocks / 2;
         const int block = is_scale ? lane() : 2 * i + lane() / 16;
         const int packet = is_scale ? kPacketsOfBlock - 1 : lane() % 16;
-        if (block < count) own[i] = LoadPacket(from + block * kPacketsOfBlock + packet);
+        if (block < count) own[i] = LoadTogether(from + block * kPacketsOfBlock + packet);
       }
 #pragma unroll
       for (int i = 0; i <= kPacketBlocks / 2; ++i) {

@@ -282,8 +282,8 @@ class Boundary {
 #pragma unroll
       for (int r = 0; r < kParts; ++r) {
         const uint4* const at = PacketAt(peers, peers.rank, r, number_, packet);
-        first[r] = LoadPacket(at);
-        second[r] = LoadPacket(at + 32);
+        first[r] = LoadTogether(at);
+        second[r] = LoadTogether(at + 32);
       }
       int missing = -1;
 #pragma unroll
@@ -311,10 +311,10 @@ class Boundary {
       uint2 pairs[kLoadedPairs];
       Await([&] {
         uint4 packets[kLoadedPairs + 1];
-        packets[kLoadedPairs] = LoadPacket(from);
+        packets[kLoadedPairs] = LoadTogether(from);
 #pragma unroll
         for (int i = 0; i < kLoadedPairs; ++i) {
-          if (first + i < num_chosen) packets[i] = LoadPacket(from + rows[first + i]);
+          if (first + i < num_chosen) packets[i] = LoadTogether(from + rows[first + i]);
         }
         bool all = HasTags(packets[kLoadedPairs], tags);
         own = {packets[kLoadedPairs].x, packets[kLoadedPairs].z};

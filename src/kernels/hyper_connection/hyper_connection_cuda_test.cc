@@ -7,28 +7,13 @@
 #include "kernels/cuda_testing.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/hyper_connection/boundary_large.h"
+#include "kernels/hyper_connection/mixer_testing.h"
 #include "kernels/norm/norm.h"
 
 namespace fathom::kernels {
 namespace {
 
 constexpr HyperConnectionConstants kConstants{1e-6f, 1e-6f, 20};
-
-struct Mixer {
-  TestMatrix fn;
-  std::vector<float> scale, base;
-  std::vector<BFloat16> norm;
-};
-
-Mixer RandomMixer(int mixes, int64_t hidden, uint32_t seed) {
-  Mixer m{RandomMatrix(WeightDType::kF32, mixes, 4 * hidden, seed), RandomFloats(3, seed + 1),
-          RandomFloats(mixes, seed + 2), RandomActivations<BFloat16>(hidden, seed + 3)};
-  auto* values = reinterpret_cast<float*>(m.fn.data.data());
-  for (int64_t i = 0; i < mixes * 4 * hidden; ++i) {
-    values[i] /= std::sqrt(static_cast<float>(4 * hidden));
-  }
-  return m;
-}
 
 class HyperConnectionCudaTest : public CudaTest {
  protected:
@@ -37,7 +22,7 @@ class HyperConnectionCudaTest : public CudaTest {
     std::vector<BFloat16> h;
     std::vector<float> post, comb;
   };
-  Pre PreOnCpu(const Mixer& m, const std::vector<BFloat16>& streams, int64_t tokens,
+  Pre PreOnCpu(const TestMixer& m, const std::vector<BFloat16>& streams, int64_t tokens,
                int64_t hidden) {
     std::vector<float> mixes(static_cast<size_t>(tokens * 24));
     Launch(GemmParams<BFloat16, float>{.x = streams.data(),
@@ -83,8 +68,8 @@ class HyperConnectionCudaTest : public CudaTest {
   void Check(int64_t tokens, int64_t hidden, bool experts) {
     const auto streams = RandomActivations<BFloat16>(tokens * 4 * hidden, 1);
     const auto y = RandomActivations<BFloat16>(tokens * hidden, 2);
-    const Mixer first = RandomMixer(24, hidden, 10), second = RandomMixer(24, hidden, 20);
-    const Mixer head = RandomMixer(4, hidden, 30);
+    const TestMixer first = RandomMixer(24, hidden, 10), second = RandomMixer(24, hidden, 20);
+    const TestMixer head = RandomMixer(4, hidden, 30);
 
     const Pre pre1 = PreOnCpu(first, streams, tokens, hidden);
     std::vector<BFloat16> after = streams;
@@ -109,7 +94,7 @@ class HyperConnectionCudaTest : public CudaTest {
       kept.push_back(std::move(buffer));
       return kept.back().data();
     };
-    const auto params = [&](const Mixer& m) {
+    const auto params = [&](const TestMixer& m) {
       return CudaHyperConnectionParams{
           .streams = As<__nv_bfloat16>(gpu_streams),
           .num_tokens = tokens,
@@ -211,7 +196,7 @@ class PrefillBoundaryCudaTest : public HyperConnectionCudaTest {
     streams_ = RandomActivations<BFloat16>(4 * values, 1);
     gpu_pairs_ = Upload(RandomActivations<BFloat16>((1 + kMostChosen) * values, 2));
     for (const int mixes : {24, 24, 4}) {
-      const Mixer m = RandomMixer(mixes, hidden_, 10 + static_cast<uint32_t>(mixers_.size()));
+      const TestMixer m = RandomMixer(mixes, hidden_, 10 + static_cast<uint32_t>(mixers_.size()));
       mixers_.push_back({Upload(m.fn.data), Upload(m.scale), Upload(m.base), Upload(m.norm)});
     }
   }

@@ -176,7 +176,7 @@ class RouteAlone {
     uint2 squares;
     bool there;
     do {
-      first = LoadTwoNumbered(own), second = LoadTwoNumbered(own + 2), squares = LoadNumbered(sum);
+      first = LoadTwoNumbered(own), second = LoadTwoNumbered(own + 2), squares = LoadTogether(sum);
       there = HaveNumber(first, input_number_) && HaveNumber(second, input_number_) &&
               squares.y == input_number_;
     } while (!__all_sync(0xffffffffu, there));

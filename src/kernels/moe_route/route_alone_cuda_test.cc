@@ -1,10 +1,10 @@
 // One token's routing, of the words that the boundary tells, against routing of what it writes: the
 // same bits, and the same plan but for the order of its tiles.
-#include <cmath>
 #include <map>
 
 #include "kernels/cuda_testing.h"
 #include "kernels/hyper_connection/hyper_connection_cuda.h"
+#include "kernels/hyper_connection/mixer_testing.h"
 #include "kernels/moe_route/moe_route_cuda.h"
 
 namespace fathom::kernels {
@@ -29,15 +29,11 @@ class RouteAloneCudaTest : public CudaTest {
 
   void SetUpLayer(int64_t hidden, int num_experts) {
     hidden_ = hidden, num_experts_ = num_experts;
-    TestMatrix fn = RandomMatrix(WeightDType::kF32, 24, 4 * hidden, 1);
-    auto* const values = reinterpret_cast<float*>(fn.data.data());
-    for (int64_t i = 0; i < 24 * 4 * hidden; ++i) {
-      values[i] /= std::sqrt(static_cast<float>(4 * hidden));
-    }
-    fn_ = KeepAs<float>(Upload(fn.data));
-    scale_ = KeepAs<float>(Upload(RandomFloats(3, 2)));
-    base_ = KeepAs<float>(Upload(RandomFloats(24, 3)));
-    norm_ = KeepAs<__nv_bfloat16>(Upload(RandomActivations<BFloat16>(hidden, 4)));
+    const TestMixer mixer = RandomMixer(24, hidden, 1);
+    fn_ = KeepAs<float>(Upload(mixer.fn.data));
+    scale_ = KeepAs<float>(Upload(mixer.scale));
+    base_ = KeepAs<float>(Upload(mixer.base));
+    norm_ = KeepAs<__nv_bfloat16>(Upload(mixer.norm));
     const TestMatrix gate = RandomMatrix(WeightDType::kBF16, num_experts, hidden, 5);
     WeightMatrix view = gate.view;
     view.data = Keep(Upload(gate.data));
