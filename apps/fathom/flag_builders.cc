@@ -7,39 +7,21 @@
 
 namespace fathom::app {
 
-Status NotANumber(const char* flag, const std::string& text, const std::string& low,
-                  const std::string& high) {
-  return InvalidArgument(
-      fmt::format("--{}: '{}' is not a number from {} to {}", flag, text, low, high));
+std::string NotAvailable(const std::string& text, const FlagValues& known) {
+  return fmt::format("'{}' is not available; use {}", text, fmt::join(known, " or "));
 }
 
 Result<int64_t> ParseSize(const std::string& text, const char* flag, int64_t low) {
-  int64_t scale = 1;
-  std::string digits = text;
-  if (!digits.empty()) {
-    switch (digits.back()) {
-      case 'k':
-      case 'K':
-        scale = int64_t{1} << 10;
-        break;
-      case 'm':
-      case 'M':
-        scale = int64_t{1} << 20;
-        break;
-      case 'g':
-      case 'G':
-        scale = int64_t{1} << 30;
-        break;
-      default:
-        break;
-    }
-    if (scale != 1) digits.pop_back();
-  }
-  ASSIGN_OR_RETURN(const int64_t n, ParseNumber<int64_t>(digits, low, int64_t{1} << 50, flag));
-  if (n > (int64_t{1} << 50) / scale) {
-    return InvalidArgument(fmt::format("--{}: '{}' is too large", flag, text));
-  }
-  return n * scale;
+  constexpr int64_t kMost = int64_t{1} << 50;
+  const std::string suffixes = "kKmMgG";
+  const size_t suffix = text.empty() ? std::string::npos : suffixes.find(text.back());
+  const bool has_suffix = suffix != std::string::npos;
+  const int64_t scale = has_suffix ? int64_t{1} << 10 * (suffix / 2 + 1) : 1;
+  const auto number = ToNumber<int64_t>(has_suffix ? text.substr(0, text.size() - 1) : text,
+                                        (low + scale - 1) / scale, kMost / scale);
+  if (number) return *number * scale;
+  return InvalidArgument(fmt::format(
+      "--{}: '{}' is not a size from {} to {}, such as 4096, 32k or 4G", flag, text, low, kMost));
 }
 
 Result<json::Value> ParseObject(const std::string& text, const char* flag) {
@@ -51,11 +33,10 @@ Result<json::Value> ParseObject(const std::string& text, const char* flag) {
   return value;
 }
 
-ApplyFlag OneOf(std::string flag, FlagValues accepted) {
+ApplyFlag OneOf(const std::string& flag, const FlagValues& accepted) {
   return [flag, accepted](const FlagValues& values, ServeOptions&) -> Status {
     if (std::find(accepted.begin(), accepted.end(), values[0]) != accepted.end()) return OkStatus();
-    return InvalidArgument(fmt::format("--{}: '{}' is not available; use {}", flag, values[0],
-                                       fmt::join(accepted, " or ")));
+    return InvalidArgument(fmt::format("--{}: {}", flag, NotAvailable(values[0], accepted)));
   };
 }
 
@@ -80,7 +61,7 @@ ServeFlag NoEffect(std::string name, FlagKind kind, std::string why, ApplyFlag a
           .apply = std::move(apply)};
 }
 
-ServeFlag Refused(std::string name, FlagKind kind, std::string why) {
+ServeFlag Refused(const std::string& name, FlagKind kind, const std::string& why) {
   ApplyFlag refuse = [name, why](const FlagValues&, ServeOptions&) {
     return InvalidArgument(fmt::format("--{} is not available: {}", name, why));
   };

@@ -12,6 +12,7 @@
 #include <map>
 
 #include "apps/fathom/bench/bench.h"
+#include "apps/fathom/command_line.h"
 #include "apps/fathom/commands.h"
 #include "apps/fathom/serve_flags.h"
 #include "base/log.h"
@@ -22,31 +23,30 @@ namespace {
 
 using Run = std::function<Status()>;
 
-const std::map<std::string, DeviceChoice> kDevices = {
-    {"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}};
-const std::map<std::string, config::Numerics> kNumerics = {
-    {"official", config::Numerics::kOfficial}, {"fp32", config::Numerics::kFp32}};
-const std::map<std::string, LoadFormat> kLoadFormats = {{"auto", LoadFormat::kAuto},
-                                                        {"dummy", LoadFormat::kDummy}};
+constexpr std::pair<std::string_view, LoadFormat> kLoadFormats[] = {{"auto", LoadFormat::kAuto},
+                                                                    {"dummy", LoadFormat::kDummy}};
+
+template <typename Value>
+void AddSeed(CLI::App* command, const char* name, Value* seed, const char* help) {
+  AddNumber(command, name, seed, uint64_t{0}, UINT64_MAX, help);
+}
 
 void AddModelOptions(CLI::App* command, ModelOptions* options) {
   command->add_option("model", options->model, "model folder or Hugging Face repository name")
       ->required();
-  command->add_option("--device", options->device, "auto, cpu or cuda")
-      ->transform(CLI::CheckedTransformer(kDevices).description(""));
-  command->add_option("--numerics", options->numerics, "official or fp32")
-      ->transform(CLI::CheckedTransformer(kNumerics).description(""));
-  command->add_option("--load-format", options->load_format, "auto, or dummy: synthetic weights")
-      ->transform(CLI::CheckedTransformer(kLoadFormats).description(""));
-  command->add_option("--seed", options->seed, "of dummy weights");
-  command->add_option("--threads", options->num_threads, "CPU threads (default: all usable cores)")
-      ->check(CLI::Range(1, 1024));
-  command->add_option("--max-model-len", options->max_model_len, "longest prompt plus output")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
-  command
-      ->add_option("--max-num-batched-tokens", options->max_num_batched_tokens,
-                   "tokens of one step (default 8192 on a GPU, 2048 on a CPU)")
-      ->check(CLI::Range(1, 1 << 20));
+  AddChoice(command, "--device", &options->device, kDevices,
+            "where it runs (default auto: on a GPU where there is one)");
+  AddChoice(command, "--numerics", &options->numerics, kNumerics,
+            "rounded as the official code does, or not at all (default official)");
+  AddChoice(command, "--load-format", &options->load_format, kLoadFormats,
+            "dummy: synthetic weights without files (default auto)");
+  AddSeed(command, "--seed", &options->seed, "of dummy weights (default 0)");
+  AddNumber(command, "--threads", &options->num_threads, 1, 1024,
+            "CPU threads (default: all usable cores)");
+  AddNumber(command, "--max-model-len", &options->max_model_len, int64_t{1}, int64_t{1} << 24,
+            "longest prompt plus output");
+  AddNumber(command, "--max-num-batched-tokens", &options->max_num_batched_tokens, 1, 1 << 20,
+            "tokens of one step (default 8192 on a GPU, 2048 on a CPU)");
 }
 
 // A flag of the table to CLI11. Its values are applied when the command runs.
@@ -66,7 +66,11 @@ void AddServeFlag(CLI::App* command, const ServeFlag& flag,
   }
   CLI::Option* option =
       command->add_option("--" + flag.name, (*given)[flag.name], note + flag.help);
-  option->type_name(flag.value_name);
+  // CLI11 says itself that there may be several.
+  const std::string several = "…";
+  option->type_name(flag.value_name.ends_with(several)
+                        ? flag.value_name.substr(0, flag.value_name.size() - several.size())
+                        : flag.value_name);
   if (flag.kind != FlagKind::kList) option->expected(1)->take_last();
 }
 
@@ -108,14 +112,12 @@ void AddGenerate(CLI::App* app, Run* run) {
       ->required();
   command->add_flag("--chat", options.chat, "the prompt is a user message");
   command->add_flag("--thinking", options.thinking, "with --chat: think first");
-  command->add_option("--max-tokens,-n", options.max_tokens, "tokens to generate (default 256)")
-      ->check(CLI::Range(1, 1 << 24));
-  command->add_option("--temperature", options.temperature, "0: greedy (default 1)")
-      ->check(CLI::Range(0.0, 2.0));
-  command->add_option("--top-p", options.top_p, "(0, 1] (default 1)")->check(CLI::Range(1e-9, 1.0));
-  command->add_option("--top-k", options.top_k, "0: off")->check(CLI::Range(0, 1 << 20));
-  command->add_option("--sampling-seed", options.sampling_seed,
-                      "the same seed gives the same text");
+  AddNumber(command, "--max-tokens,-n", &options.max_tokens, 1, 1 << 24,
+            "tokens to generate (default 256)");
+  AddNumber(command, "--temperature", &options.temperature, 0.0, 2.0, "0: greedy (default 1)");
+  AddNumber(command, "--top-p", &options.top_p, 1e-9, 1.0, "(0, 1] (default 1)");
+  AddNumber(command, "--top-k", &options.top_k, 0, 1 << 20, "0: off");
+  AddSeed(command, "--sampling-seed", &options.sampling_seed, "the same seed gives the same text");
   command->add_flag("--ignore-eos", options.ignore_eos, "go on after an end token");
   command->callback([run] { *run = [] { return RunGenerate(options); }; });
 }
@@ -127,13 +129,11 @@ void AddChat(CLI::App* app, Run* run) {
   AddModelOptions(command, &options.model);
   command->add_option("--system", options.system, "system message");
   command->add_flag("--thinking", options.thinking, "think before answering");
-  command->add_option("--reasoning-effort", options.effort, "low, high or max")
-      ->check(CLI::IsMember({"low", "high", "max"}));
-  command->add_option("--max-tokens,-n", options.max_tokens, "tokens of one answer")
-      ->check(CLI::Range(1, 1 << 24));
-  command->add_option("--temperature", options.temperature, "0: greedy (default 1)")
-      ->check(CLI::Range(0.0, 2.0));
-  command->add_option("--top-p", options.top_p, "(0, 1] (default 1)")->check(CLI::Range(1e-9, 1.0));
+  AddChoice(command, "--reasoning-effort", &options.effort, {"low", "high", "max"},
+            "with --thinking: how long (default: the model's)");
+  AddNumber(command, "--max-tokens,-n", &options.max_tokens, 1, 1 << 24, "tokens of one answer");
+  AddNumber(command, "--temperature", &options.temperature, 0.0, 2.0, "0: greedy (default 1)");
+  AddNumber(command, "--top-p", &options.top_p, 1e-9, 1.0, "(0, 1] (default 1)");
   command->callback([run] { *run = [] { return RunChat(options); }; });
 }
 
@@ -153,14 +153,10 @@ void AddScore(CLI::App* app, Run* run) {
                       "on a GPU: take the routing and index choices of this --trace file");
   command->add_option("--replay", options.replay,
                       "on a GPU: run every layer on the choices and streams of this --trace file");
-  command
-      ->add_option("--top-logprobs", options.top_logprobs,
-                   "also the K best tokens of every position")
-      ->check(CLI::Range(0, 1 << 20));
-  command->add_option("--chunk", options.chunk, "tokens of one prefill chunk")
-      ->check(CLI::Range(1, 1 << 20));
-  command->add_option("--batch", options.batch, "sequences run together (default 1)")
-      ->check(CLI::Range(1, 4096));
+  AddNumber(command, "--top-logprobs", &options.top_logprobs, 0, 1 << 20,
+            "also the K best tokens of every position");
+  AddNumber(command, "--chunk", &options.chunk, 1, 1 << 20, "tokens of one prefill chunk");
+  AddNumber(command, "--batch", &options.batch, 1, 4096, "sequences run together (default 1)");
   command->callback([run] { *run = [] { return RunScore(options); }; });
 }
 
@@ -172,12 +168,11 @@ void AddEncode(CLI::App* app, Run* run) {
       ->add_option("--messages", options.messages,
                    "JSON file: a list of messages, or {messages, tools}; - reads standard input")
       ->required();
-  command->add_option("--mode", options.mode, "thinking or chat (default thinking)")
-      ->check(CLI::IsMember({"thinking", "chat"}));
-  command->add_option("--effort", options.effort, "low, high or max")
-      ->check(CLI::IsMember({"low", "high", "max"}));
-  command->add_option("--effort-profile", options.effort_profile, "auto, preview or official")
-      ->check(CLI::IsMember({"auto", "preview", "official"}));
+  AddChoice(command, "--mode", &options.mode, {"thinking", "chat"}, "(default thinking)");
+  AddChoice(command, "--effort", &options.effort, {"low", "high", "max"},
+            "reasoning effort (default: none said)");
+  AddChoice(command, "--effort-profile", &options.effort_profile, {"auto", "preview", "official"},
+            "effort prefixes (default auto: read from the checkpoint of --ids)");
   command->add_flag("--keep-thinking", options.keep_thinking,
                     "keep the reasoning of earlier turns");
   command->add_option("--ids", options.ids_model, "print token ids by this model's tokenizer");
@@ -192,29 +187,20 @@ void AddSynth(CLI::App* app, Run* run) {
   CLI::App* command =
       app->add_subcommand("synth", "Write a synthetic checkpoint in the official format");
   command->add_option("--config", options.config, "flash, pro, tiny, or a config.json")->required();
-  command->add_option("--layers", options.layers, "keep only the first N layers")
-      ->check(CLI::Range(1, 1000));
-  command->add_option("--seed", options.seed, "the same seed gives the same bytes (default 0)");
+  AddNumber(command, "--layers", &options.layers, 1, 1000, "keep only the first N layers");
+  AddSeed(command, "--seed", &options.seed, "the same seed gives the same bytes (default 0)");
   command->add_option("--out", options.out, "folder to write; must be absent or empty")->required();
-  command->add_option("--threads", options.num_threads, "default: all usable cores")
-      ->check(CLI::Range(1, 1024));
+  AddNumber(command, "--threads", &options.num_threads, 1, 1024, "default: all usable cores");
   command->callback([run] { *run = [] { return RunSynth(options); }; });
 }
 
 void AddParallelOptions(CLI::App* command, config::ParallelConfig* parallel) {
-  const auto sizes = CLI::Range(1, 1024);
-  command
-      ->add_option("--tensor-parallel-size", parallel->tensor_parallel_size,
-                   "GPUs that share heads and experts (default 1)")
-      ->check(sizes);
-  command
-      ->add_option("--data-parallel-size", parallel->data_parallel_size,
-                   "GPUs, or groups of them, with sequences of their own (default 1)")
-      ->check(sizes);
-  command
-      ->add_option("--pipeline-parallel-size", parallel->pipeline_parallel_size,
-                   "stages of layers (default 1)")
-      ->check(sizes);
+  AddNumber(command, "--tensor-parallel-size", &parallel->tensor_parallel_size, 1, 1024,
+            "GPUs that share heads and experts (default 1)");
+  AddNumber(command, "--data-parallel-size", &parallel->data_parallel_size, 1, 1024,
+            "GPUs, or groups of them, with sequences of their own (default 1)");
+  AddNumber(command, "--pipeline-parallel-size", &parallel->pipeline_parallel_size, 1, 1024,
+            "stages of layers (default 1)");
   command->add_flag("--enable-expert-parallel", parallel->enable_expert_parallel,
                     "a GPU holds whole experts, not a part of each");
 }
@@ -225,8 +211,7 @@ void AddLayoutOptions(CLI::App* command, config::ParallelConfig* parallel, std::
   for (const model::DeviceCeilings& device : model::KnownDevices()) {
     names.push_back(model::DeviceFlag(device));
   }
-  command->add_option("--gpu", *gpu, fmt::format("{} (default h200)", fmt::join(names, ", ")))
-      ->check(CLI::IsMember(names).description(""));
+  AddChoice(command, "--gpu", gpu, names, "(default h200)");
 }
 
 // A model whose weights are not needed.
@@ -235,8 +220,7 @@ void AddConfigOptions(CLI::App* command, std::string* model, int* layers) {
       ->add_option("model", *model,
                    "model folder, repository name, config.json, flash, pro or tiny")
       ->required();
-  command->add_option("--layers", *layers, "of a preset: keep only the first N layers")
-      ->check(CLI::Range(1, 1000));
+  AddNumber(command, "--layers", &*layers, 1, 1000, "of a preset: keep only the first N layers");
 }
 
 void AddInspect(CLI::App* app, Run* run) {
@@ -246,12 +230,10 @@ void AddInspect(CLI::App* app, Run* run) {
   AddConfigOptions(command, &options.model, &options.layers);
   command->add_flag("--roofline", options.roofline,
                     "bytes and FLOPs of a decode step and of a prefill token");
-  command
-      ->add_option("--batch", options.batch,
-                   "with --roofline: sequences, of each data rank (default 1)")
-      ->check(CLI::Range(1, 1 << 16));
-  command->add_option("--context", options.context, "with --roofline: tokens (default 4096)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 22));
+  AddNumber(command, "--batch", &options.batch, 1, 1 << 16,
+            "with --roofline: sequences, of each data rank (default 1)");
+  AddNumber(command, "--context", &options.context, int64_t{1}, int64_t{1} << 22,
+            "with --roofline: tokens (default 4096)");
   AddLayoutOptions(command, &options.parallel, &options.gpu);
   command->callback([run] { *run = [] { return RunInspect(options); }; });
 }
@@ -261,37 +243,26 @@ void AddPlan(CLI::App* app, Run* run) {
   CLI::App* command = app->add_subcommand(
       "plan", "What fits on which GPUs: memory of a layout, or all layouts of --gpus N");
   AddConfigOptions(command, &options.model, &options.layers);
-  command->add_option("--gpus", options.num_gpus, "compare the layouts of N GPUs")
-      ->check(CLI::Range(1, 64));
+  AddNumber(command, "--gpus", &options.num_gpus, 1, 64, "compare the layouts of N GPUs");
   AddLayoutOptions(command, &options.parallel, &options.gpu);
-  command
-      ->add_option("--gpu-memory-gib", options.gpu_memory_gib,
-                   "memory of a GPU, in GiB (default: that GPU's)")
-      ->check(CLI::Range(1.0, 65536.0));
-  command
-      ->add_option("--gpu-memory-utilization", options.gpu_memory_utilization,
-                   "of it that the server may use (default 0.9)")
-      ->check(CLI::Range(0.01, 1.0));
+  AddNumber(command, "--gpu-memory-gib", &options.gpu_memory_gib, 1.0, 65536.0,
+            "memory of a GPU, in GiB (default: that GPU's)");
+  AddNumber(command, "--gpu-memory-utilization", &options.gpu_memory_utilization, 0.01, 1.0,
+            "of it that the server may use (default 0.9)");
   command->add_option("--max-model-len", options.max_model_len,
                       "longest prompt plus output: 32k, 1M; auto: what fits (default auto)");
-  command
-      ->add_option("--max-num-seqs", options.max_num_seqs,
-                   "sequences that run at once, on each data rank (default 64)")
-      ->check(CLI::Range(1, 1 << 16));
-  command
-      ->add_option("--max-num-batched-tokens", options.max_num_batched_tokens,
-                   "tokens of one step, on each data rank (default 8192)")
-      ->check(CLI::Range(1, 1 << 20));
+  AddNumber(command, "--max-num-seqs", &options.max_num_seqs, 1, 1 << 16,
+            "sequences that run at once, on each data rank (default 64)");
+  AddNumber(command, "--max-num-batched-tokens", &options.max_num_batched_tokens, 1, 1 << 20,
+            "tokens of one step, on each data rank (default 8192)");
   command->add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", options.prefix_caching,
                     "keep memory for snapshots (default on)");
-  command
-      ->add_option("--streams", options.num_streams,
-                   "requests at once that layouts are compared by (default 64)")
-      ->check(CLI::Range(1, 1 << 16));
-  command->add_option("--input-len", options.input_len, "tokens of their prompts (default 1024)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 22));
-  command->add_option("--output-len", options.output_len, "tokens of their answers (default 1024)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 22));
+  AddNumber(command, "--streams", &options.num_streams, 1, 1 << 16,
+            "requests at once that layouts are compared by (default 64)");
+  AddNumber(command, "--input-len", &options.input_len, int64_t{1}, int64_t{1} << 22,
+            "tokens of their prompts (default 1024)");
+  AddNumber(command, "--output-len", &options.output_len, int64_t{1}, int64_t{1} << 22,
+            "tokens of their answers (default 1024)");
   command->add_flag("--json", options.json, "print JSON");
   command->callback([run] { *run = [] { return RunPlan(options); }; });
 }
@@ -300,10 +271,8 @@ void AddBenchModelOptions(CLI::App* command, ModelOptions* options) {
   AddModelOptions(command, options);
   command->get_option("model")->description(
       "model folder or repository name; flash, pro or tiny with --load-format dummy");
-  command
-      ->add_option("--num-hidden-layers", options->num_hidden_layers,
-                   "keep only the first N layers (with --load-format dummy)")
-      ->check(CLI::Range(1, 1000));
+  AddNumber(command, "--num-hidden-layers", &options->num_hidden_layers, 1, 1000,
+            "keep only the first N layers (with --load-format dummy)");
   AddParallelOptions(command, &options->parallel);
   command->add_flag("--disable-custom-all-reduce", options->disable_custom_all_reduce,
                     "GPUs gather with NCCL, or through host memory");
@@ -325,34 +294,24 @@ void AddBenchSteps(CLI::App* bench, const char* name, const char* help, bool has
   AddBenchModelOptions(command, &options->model);
   command->get_option("--max-num-batched-tokens")
       ->description("tokens of one step of a prefill (default 8192)");
-  command
-      ->add_option("--input-len", options->input_lens,
-                   "tokens of a prompt; or several: 32,4096 (default 32)")
-      ->delimiter(',')
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
-  command->add_option("--output-len", options->output_len, "tokens of an answer (default 128)")
-      ->check(CLI::Range(0, 1 << 20));
-  command
-      ->add_option("--batch-size", options->batch_sizes,
-                   "sequences; or several: 1,8,32 (default 8)")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 4096));
-  command
-      ->add_option("--prefill-len", options->prefill_len,
-                   "compute only the last N tokens of each prompt and take those before as cached "
-                   "(made-up contents); 0: decode only (default: all)")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
-  command->add_option("--num-iters", options->num_iters, "runs of each batch (default 10)")
-      ->check(CLI::Range(1, 1 << 20));
-  command
-      ->add_option("--num-iters-warmup", options->num_iters_warmup,
-                   "runs before those that count (default 1)")
-      ->check(CLI::Range(0, 1 << 20));
-  command
-      ->add_option("--only-rank", options->model.only_rank,
-                   "of --tensor-parallel-size N run this rank alone, 0 to N - 1, on one GPU, "
-                   "without its exchanges: what the others would send is made up")
-      ->check(CLI::Range(0, 1023));
+  AddNumber(command, "--input-len", &options->input_lens, int64_t{1}, int64_t{1} << 24,
+            "tokens of a prompt; or several: 32,4096 (default 32)")
+      ->delimiter(',');
+  AddNumber(command, "--output-len", &options->output_len, 0, 1 << 20,
+            "tokens of an answer (default 128)");
+  AddNumber(command, "--batch-size", &options->batch_sizes, 1, 4096,
+            "sequences; or several: 1,8,32 (default 8)")
+      ->delimiter(',');
+  AddNumber(command, "--prefill-len", &options->prefill_len, int64_t{0}, int64_t{1} << 24,
+            "compute only the last N tokens of each prompt and take those before as cached "
+            "(made-up contents); 0: decode only (default: all)");
+  AddNumber(command, "--num-iters", &options->num_iters, 1, 1 << 20,
+            "runs of each batch (default 10)");
+  AddNumber(command, "--num-iters-warmup", &options->num_iters_warmup, 0, 1 << 20,
+            "runs before those that count (default 1)");
+  AddNumber(command, "--only-rank", &options->model.only_rank, 0, 1023,
+            "of --tensor-parallel-size N run this rank alone, 0 to N - 1, on one GPU, "
+            "without its exchanges: what the others would send is made up");
   if (has_profile) {
     command->add_flag("--profile", options->profile,
                       "also the time of each operator, by its share of the roofline (GPU)");
@@ -366,23 +325,17 @@ void AddBenchThroughput(CLI::App* bench, Run* run) {
   CLI::App* command = bench->add_subcommand(
       "throughput", "Many requests at once through the whole engine: tokens a second");
   AddBenchModelOptions(command, &options.model);
-  command->add_option("--num-prompts", options.num_prompts, "requests (default 64)")
-      ->check(CLI::Range(1, 1 << 20));
-  command->add_option("--input-len", options.input_len, "tokens of a prompt (default 128)")
-      ->check(CLI::Range(1, 1 << 24));
-  command->add_option("--output-len", options.output_len, "tokens of an answer (default 128)")
-      ->check(CLI::Range(1, 1 << 24));
-  command
-      ->add_option("--max-num-seqs", options.model.max_num_seqs,
-                   "requests that run together (default 64)")
-      ->check(CLI::Range(1, 4096));
-  command
-      ->add_option("--decode-floor", options.model.decode_floor,
-                   "of its speed alone that an answer keeps while prompts run (default 0.7; 0: "
-                   "prompts first)")
-      ->check(CLI::Range(0.0, 0.95));
-  command->add_option("--temperature", options.temperature, "0: greedy (default 1)")
-      ->check(CLI::Range(0.0, 2.0));
+  AddNumber(command, "--num-prompts", &options.num_prompts, 1, 1 << 20, "requests (default 64)");
+  AddNumber(command, "--input-len", &options.input_len, 1, 1 << 24,
+            "tokens of a prompt (default 128)");
+  AddNumber(command, "--output-len", &options.output_len, 1, 1 << 24,
+            "tokens of an answer (default 128)");
+  AddNumber(command, "--max-num-seqs", &options.model.max_num_seqs, 1, 4096,
+            "requests that run together (default 64)");
+  AddNumber(command, "--decode-floor", &options.model.decode_floor, 0.0, 0.95,
+            "of its speed alone that an answer keeps while prompts run (default 0.7; 0: "
+            "prompts first)");
+  AddNumber(command, "--temperature", &options.temperature, 0.0, 2.0, "0: greedy (default 1)");
   command->add_flag("--profile", options.profile,
                     "also the steps' times, and what lies between two decode steps of all "
                     "requests (not with stages)");
@@ -456,18 +409,7 @@ int Main(int argc, char** argv) {
     app.parse(args);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    if (argc > 1 && app.get_subcommands().empty()) {
-      fmt::print(stderr, "fathom: {} is not a command; see fathom --help\n", argv[1]);
-      return 2;
-    }
-    const CLI::App* const bench = app.get_subcommand("bench");
-    if (bench->parsed() && bench->get_subcommands().empty() && argc > 2) {
-      fmt::print(stderr, "fathom: bench {} is not a command; see fathom bench --help\n", argv[2]);
-      return 2;
-    }
-    const auto commands = app.get_subcommands();
-    fmt::print(stderr, "fathom: {}; see fathom {}--help\n", error.what(),
-               commands.empty() ? "" : commands[0]->get_name() + " ");
+    fmt::print(stderr, "fathom: {}\n", UsageLine(app, error));
     return 2;
   }
   const Status status = RunAndFlush(run);

@@ -23,18 +23,14 @@ Apply SetModelNumber(T ModelOptions::* member, T low, T high, const char* flag) 
 
 template <typename E>
 Apply SetEnum(E ModelOptions::* member, const char* flag,
-              std::vector<std::pair<std::string, E>> names) {
+              std::type_identity_t<Choices<E>> choices) {
   return [=](const Values& values, ServeOptions& options) -> Status {
-    Values accepted;
-    for (const auto& [name, value] : names) {
-      if (name == values[0]) {
-        options.model.*member = value;
-        return OkStatus();
-      }
-      accepted.push_back(name);
+    if (const auto choice = ToChoice(values[0], choices)) {
+      options.model.*member = *choice;
+      return OkStatus();
     }
-    return InvalidArgument(fmt::format("--{}: '{}' is not available; use {}", flag, values[0],
-                                       fmt::join(accepted, " or ")));
+    return InvalidArgument(
+        fmt::format("--{}: {}", flag, NotAvailable(values[0], NamesOf(choices))));
   };
 }
 
@@ -152,14 +148,9 @@ void AddChatFlags(std::vector<ServeFlag>* flags) {
 
 void AddModelFlags(std::vector<ServeFlag>* flags) {
   flags->push_back(Works("device", "NAME", "auto, cpu or cuda (default auto)",
-                         SetEnum(&ModelOptions::device, "device",
-                                 {{"auto", DeviceChoice::kAuto},
-                                  {"cpu", DeviceChoice::kCpu},
-                                  {"cuda", DeviceChoice::kCuda}})));
-  flags->push_back(Works(
-      "numerics", "NAME", "official or fp32 (default official)",
-      SetEnum(&ModelOptions::numerics, "numerics",
-              {{"official", config::Numerics::kOfficial}, {"fp32", config::Numerics::kFp32}})));
+                         SetEnum(&ModelOptions::device, "device", kDevices)));
+  flags->push_back(Works("numerics", "NAME", "official or fp32 (default official)",
+                         SetEnum(&ModelOptions::numerics, "numerics", kNumerics)));
   flags->push_back(
       Works("load-format", "NAME", "auto, or dummy: synthetic weights without files",
             [](const Values& v, ServeOptions& o) -> Status {

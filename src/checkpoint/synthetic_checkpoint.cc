@@ -96,23 +96,23 @@ std::string MakeIndex(const std::vector<Shard>& shards) {
   return json::Dump(index) + "\n";
 }
 
-// The folder exists, is empty of models, and has room.
+// The folder exists, is empty, and has room.
 Status PrepareFolder(const std::string& dir, int64_t bytes) {
   std::error_code error;
   fs::create_directories(dir, error);
   if (error) {
     return InvalidArgument(fmt::format("cannot make the folder {}: {}", dir, error.message()));
   }
-  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
-    const fs::path& path = it->path();
-    if (path.filename() == "config.json" || path.extension() == ".safetensors") {
-      return InvalidArgument(
-          fmt::format("{} already holds a model ({}); remove it or choose another folder", dir,
-                      path.filename().string()));
-    }
-  }
-  if (error)
+  const fs::directory_iterator first(dir, error);
+  if (error) {
     return InvalidArgument(fmt::format("cannot read the folder {}: {}", dir, error.message()));
+  }
+  if (first != fs::directory_iterator()) {
+    return InvalidArgument(
+        fmt::format("{} is not empty: it holds {}; choose a folder that is, or a "
+                    "new one",
+                    dir, first->path().filename().string()));
+  }
   struct statvfs info{};
   if (statvfs(dir.c_str(), &info) != 0) return OkStatus();
   const auto free_bytes = static_cast<double>(info.f_bavail) * static_cast<double>(info.f_frsize);

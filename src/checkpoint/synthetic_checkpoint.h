@@ -1,7 +1,7 @@
 // Writes a checkpoint in the official layout: config.json, shards, index, tokenizer. The bytes
 // depend on the config and the seed only, not on the threads. The folder holds a whole model or,
-// after an error, nothing. Errors of the folder (permission, disk full, a model already there) are
-// one line with the remedy.
+// after an error, nothing. Errors of the folder (permission, disk full, not empty) are one line
+// with the remedy.
 #pragma once
 
 #include <cstdint>

@@ -58,12 +58,12 @@ TEST(SyntheticCheckpoint, TellsItsProgress) {
   EXPECT_EQ(last, total);
 }
 
-TEST(SyntheticCheckpoint, DoesNotOverwriteAModel) {
+TEST(SyntheticCheckpoint, LeavesAFolderAloneThatHoldsAnything) {
   TempFolder folder;
-  WriteText(folder / "config.json", "{}");
+  WriteText(folder / "notes.txt", "{}");
   const Status status = WriteSyntheticCheckpoint(Small(folder.path(), 1), nullptr);
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-  EXPECT_THAT(status.message(), HasSubstr("already holds a model (config.json)"));
+  EXPECT_THAT(status.message(), HasSubstr("is not empty: it holds notes.txt; choose"));
   EXPECT_EQ(FilesOf(folder.path()).size(), 1u);
 }
 
@@ -86,8 +86,10 @@ TEST(SyntheticCheckpoint, SaysWhichFolderItCannotMake) {
 TEST(SyntheticCheckpoint, LeavesNothingBehindWhenAWriteFails) {
   TempFolder folder;
   // A folder stands where the tokenizer goes: everything before it succeeds, its rename fails.
-  fs::create_directories(folder / "model/tokenizer.json/x");
-  const Status status = WriteSyntheticCheckpoint(Small(folder / "model", 2), nullptr);
+  const auto obstruct = [&](int64_t, int64_t) {
+    fs::create_directories(folder / "model/tokenizer.json/x");
+  };
+  const Status status = WriteSyntheticCheckpoint(Small(folder / "model", 2), obstruct);
   EXPECT_FALSE(status.ok());
   EXPECT_THAT(status.message(), HasSubstr("cannot write " + folder / "model/tokenizer.json"));
   EXPECT_EQ(std::distance(fs::directory_iterator(folder / "model"), {}), 1);

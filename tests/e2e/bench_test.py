@@ -84,8 +84,8 @@ def test_load_says_how_long_until_ready(tmp_path):
     (["latency", "tiny", "--load-format", "dummy", "--device", "cpu", "--input-len", "9999999"], 2,
      "max_position_embeddings"),
     (["throughput"], 2, "model is required"),
-    (["nothing"], 2, "bench nothing is not a command"),
-    (["--nothing"], 2, "bench --nothing is not a command"),
+    (["nothing"], 2, "'nothing' is not a command"),
+    (["--nothing"], 2, "--nothing is not a flag of fathom bench"),
     (["load", str(MODEL), "--json", "/dev/null/results.json"], 2, "cannot write /dev/null/results.json"),
 ])
 def test_what_cannot_be_measured_is_one_line(args, code, text):
