@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/status.h"
 
@@ -44,6 +45,9 @@ inline ApiError BadRequest(std::string message, std::string param = "", std::str
           .param = std::move(param),
           .code = std::move(code)};
 }
+
+// `served`: the names that the API answers to.
+ApiError ModelNotFound(const std::string& name, const std::vector<std::string>& served);
 
 // What the engine or the text layer says, for the client. An internal message stays inside (it is
 // logged).

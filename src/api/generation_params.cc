@@ -240,11 +240,7 @@ Parsed<std::string> ReadModelName(FieldReader* fields, const ServerContext& cont
   const std::vector<std::string>& served = context.options.served_model_names;
   if (!name) return context.default_model_name();
   if (std::find(served.begin(), served.end(), *name) != served.end()) return *name;
-  return ApiError{.status = 404,
-                  .message = fmt::format("The model '{}' does not exist.",
-                                         name->size() <= 256 ? json::Escape(*name) : "(long)"),
-                  .param = "model",
-                  .code = "model_not_found"};
+  return ModelNotFound(*name, served);
 }
 
 void RefuseUnsupportedFields(FieldReader* fields) {

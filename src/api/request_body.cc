@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "api/field_reader.h"
+#include "text/unicode.h"
 
 namespace fathom::api {
 namespace {
@@ -18,6 +19,15 @@ bool IsJson(std::string_view content_type) {
   if (plus != std::string_view::npos)
     return http::EqualsIgnoringCase(content_type.substr(plus), "+json");
   return http::EqualsIgnoringCase(content_type, "application/json");
+}
+
+// The parser calls any byte that it does not expect a syntax error.
+std::string WhyNotJson(std::string_view body, const Status& status) {
+  if (!text::IsValidUtf8(body)) return "it is not UTF-8; send it as UTF-8";
+  if (body.starts_with("\xef\xbb\xbf")) {
+    return "it begins with a byte order mark; send it without one";
+  }
+  return status.message();
 }
 
 }  // namespace
@@ -34,8 +44,9 @@ Parsed<json::Value> ReadJsonObject(const http::Request& request, const json::Par
   if (request.body.empty()) return BadRequest("The body is empty; a JSON object is expected");
   Result<json::Value> value = json::Parse(request.body, limits);
   if (!value.ok()) {
-    return BadRequest(fmt::format("The body is not valid JSON: {}", value.status().message()), "",
-                      "invalid_json");
+    return BadRequest(
+        fmt::format("The body is not valid JSON: {}", WhyNotJson(request.body, value.status())), "",
+        "invalid_json");
   }
   if (!value->is_object()) {
     return BadRequest(fmt::format("The body must be a JSON object, got {}", KindName(*value)));

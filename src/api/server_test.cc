@@ -55,6 +55,8 @@ TEST(Models, ListsWhatIsServed) {
   }
   EXPECT_EQ(test.Get("/v1/models/alias/tiny").At("id").AsString(), "alias/tiny");
   EXPECT_EQ(test.Get("/v1/models/alias%2Ftiny").At("id").AsString(), "alias/tiny");
+  EXPECT_EQ(test.Get("/v1/models/%ff").At("error.message").AsString(),
+            "The model '…' does not exist; this server answers to 'tiny', 'alias/tiny'.");
   const Reply missing = test.Get("/v1/models/other");
   EXPECT_EQ(missing.status, 404);
   EXPECT_EQ(missing.At("error.code").AsString(), "model_not_found");
@@ -509,7 +511,10 @@ TEST(Chat, RefusesBadBodies) {
   EXPECT_THAT(test.Post(path, "{bad json").Message(), StartsWith("The body is not valid JSON: "));
   EXPECT_EQ(test.Post(path, "[]").Message(), "The body must be a JSON object, got an array");
   EXPECT_EQ(test.Post(path, R"({"messages":[{"role":"user","content":"\ud83d"}]})").status, 400);
-  EXPECT_EQ(test.Post(path, "{\"messages\":\"\xff\"}").status, 400);
+  EXPECT_EQ(test.Post(path, "{\"messages\":\"\xff\"}").Message(),
+            "The body is not valid JSON: it is not UTF-8; send it as UTF-8");
+  EXPECT_EQ(test.Post(path, "\xef\xbb\xbf{}").Message(),
+            "The body is not valid JSON: it begins with a byte order mark; send it without one");
   EXPECT_EQ(test.Post(path, std::string(10'000, '[')).status, 400);
   EXPECT_EQ(test.Post(path, "{}").At("error.param").AsString(), "messages");
   EXPECT_EQ(test.Post(path, "{}", "Content-Type: text/plain\r\n").status, 415);
@@ -519,7 +524,8 @@ TEST(Chat, RefusesBadBodies) {
             200);
   const Reply unknown = test.Chat(R"(,"model":"gpt-4")");
   EXPECT_EQ(unknown.status, 404);
-  EXPECT_EQ(unknown.Message(), "The model 'gpt-4' does not exist.");
+  EXPECT_EQ(unknown.Message(),
+            "The model 'gpt-4' does not exist; this server answers to 'tiny', 'alias/tiny'.");
   EXPECT_EQ(unknown.At("error.code").AsString(), "model_not_found");
   const Reply wrong_method = test.Get(path);
   EXPECT_EQ(wrong_method.status, 405);

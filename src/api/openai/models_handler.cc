@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -37,11 +35,7 @@ void HandleModel(const ServerContext& context, const http::Request& request, con
   if (std::find(names.begin(), names.end(), request.path_tail) != names.end()) {
     return writer->Send(JsonResponse(ModelCard(context, request.path_tail)));
   }
-  writer->Send(
-      ErrorResponse({.status = 404,
-                     .message = fmt::format("The model '{}' does not exist.", request.path_tail),
-                     .param = "model",
-                     .code = "model_not_found"}));
+  writer->Send(ErrorResponse(ModelNotFound(request.path_tail, names)));
 }
 
 void HandleResetPrefixCache(const ServerContext& context, const http::Request&,
