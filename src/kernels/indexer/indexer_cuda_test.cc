@@ -28,6 +28,7 @@ struct Shape {
   float weight = 1;       // of all heads
   int padding = 3;        // tokens behind the step's
   int table_entries = 0;  // that the tables are for, where these are more than there are
+  int strong_pages = 0;   // every so many-th page has larger keys
 };
 
 class IndexSelectCudaTest : public CudaTest {
@@ -44,7 +45,7 @@ class IndexSelectCudaTest : public CudaTest {
     std::vector<uint8_t> pool(static_cast<size_t>(batch.num_blocks() * TestPools::kBlockBytes));
     const PagedEntries keys =
         TestPools::Index(reinterpret_cast<std::byte*>(pool.data()), shape.dtype);
-    FillKeys(keys, batch.num_blocks(), shape.dtype, equal_keys);
+    FillKeys(keys, batch.num_blocks(), shape.dtype, equal_keys, shape.strong_pages);
     auto q = RandomActivations<BFloat16>(int64_t{tokens} * heads * 128, 21, 3.0f);
     auto projected = RandomActivations<BFloat16>(int64_t{tokens} * heads, 22);
     const auto frequencies = [] {
@@ -235,7 +236,8 @@ class IndexSelectCudaTest : public CudaTest {
     return {score, size};
   }
 
-  static void FillKeys(const PagedEntries& keys, int blocks, IndexKeyDType dtype, bool equal) {
+  static void FillKeys(const PagedEntries& keys, int blocks, IndexKeyDType dtype, bool equal,
+                       int strong_pages = 0) {
     const auto noise = RandomFloats(1 << 17, 31);
     std::mt19937 random(32);
     for (int b = 0; b < blocks; ++b) {
@@ -244,7 +246,8 @@ class IndexSelectCudaTest : public CudaTest {
         const size_t start = equal ? 0 : random() % (noise.size() - 128);
         for (size_t i = 0; i < 128; ++i) {
           // Blocks of different sizes, so that their scales differ.
-          const float size = 1.0f + static_cast<float>((i / 32 + start) % 4 * (start % 3));
+          float size = 1.0f + static_cast<float>((i / 32 + start) % 4 * (start % 3));
+          if (strong_pages > 0 && b % strong_pages == 0) size *= 8;
           values[i] = RoundToBFloat16(noise[start + i] * size);
         }
         StoreIndexKey(values, 128, dtype, keys.At(b, e));
@@ -376,6 +379,17 @@ TEST_F(IndexSelectCudaTest, EqualScoresGoToTheLowerEntry) {
   Run({64, 512, IndexKeyDType::kFp4, {{250000, 1}}}, true);
   Run({64, 512, IndexKeyDType::kFp4, {{100000, 1}}, 1, 1, 0}, true);
   Run({64, 512, IndexKeyDType::kFp4, {{2052, 1}, {16380, 1}, {4100, 2}}}, true);
+}
+
+// More of a warp's scores are chosen than it tells beforehand, of some blocks', all.
+TEST_F(IndexSelectCudaTest, ChosenEntriesNextToEachOtherMatchTheCpu) {
+  for (const int pages : {7, 40, 100}) {
+    Shape shape{64, 512, IndexKeyDType::kFp4, {{131071, 1}}};
+    shape.padding = 0, shape.strong_pages = pages;
+    Run(shape);
+    shape.sequences = {{90000, 1}, {80001, 1}};
+    Run(shape);
+  }
 }
 
 TEST_F(IndexSelectCudaTest, TinyScoresMatchTheCpu) {
