@@ -31,7 +31,8 @@ Status AddKeysOfFile(const std::string& path, std::vector<std::string>* keys) {
 void AddKeyFlags(std::vector<ServeFlag>* flags) {
   flags->push_back(Works(
       "api-key", "KEY…", "keys that requests must bring (default: none needed)",
-      [](const Values& v, ServeOptions& o) {
+      [](const Values& v, ServeOptions& o) -> Status {
+        RETURN_IF_ERROR(CheckNotEmpty(v, "api-key"));
         o.api_keys.insert(o.api_keys.end(), v.begin(), v.end());
         return OkStatus();
       },
@@ -44,7 +45,8 @@ void AddKeyFlags(std::vector<ServeFlag>* flags) {
 void AddListenFlags(std::vector<ServeFlag>* flags) {
   flags->push_back(Works("host", "ADDRESS",
                          "address to listen on (default 127.0.0.1; 0.0.0.0 for all)",
-                         [](const Values& v, ServeOptions& o) {
+                         [](const Values& v, ServeOptions& o) -> Status {
+                           RETURN_IF_ERROR(CheckNotEmpty(v, "host"));
                            o.host = v[0];
                            return OkStatus();
                          }));
@@ -60,7 +62,8 @@ void AddListenFlags(std::vector<ServeFlag>* flags) {
                          SetNumber(&ServeOptions::num_io_threads, 1, 256, "io-threads")));
   flags->push_back(Works(
       "served-model-name", "NAME…", "names the API answers to (default: as given)",
-      [](const Values& v, ServeOptions& o) {
+      [](const Values& v, ServeOptions& o) -> Status {
+        RETURN_IF_ERROR(CheckNotEmpty(v, "served-model-name"));
         o.served_model_names = v;
         return OkStatus();
       },

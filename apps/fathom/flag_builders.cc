@@ -33,6 +33,16 @@ Result<json::Value> ParseObject(const std::string& text, const char* flag) {
   return value;
 }
 
+Status CheckNotEmpty(const FlagValues& values, const char* flag) {
+  for (const std::string& value : values) {
+    if (value.empty()) {
+      return InvalidArgument(
+          fmt::format("--{}: '' says nothing; give a value, or leave the flag out", flag));
+    }
+  }
+  return OkStatus();
+}
+
 ApplyFlag OneOf(const std::string& flag, const FlagValues& accepted) {
   return [flag, accepted](const FlagValues& values, ServeOptions&) -> Status {
     if (std::find(accepted.begin(), accepted.end(), values[0]) != accepted.end()) return OkStatus();

@@ -80,6 +80,9 @@ ApplyFlag SetNumber(T ServeOptions::* member, T low, T high, const char* flag) {
   };
 }
 
+// Every value says something: a shell's variable that is not set is an empty one.
+Status CheckNotEmpty(const FlagValues& values, const char* flag);
+
 // Takes one of the given values and does nothing with it.
 ApplyFlag OneOf(const std::string& flag, const FlagValues& accepted);
 

@@ -97,6 +97,17 @@ TEST(ServeFlags, WhatIsNotAvailableSaysWhatIs) {
   EXPECT_FALSE(Flag("kv-transfer-config").apply({"{}"}, options).ok());
 }
 
+TEST(ServeFlags, WhatAVariableThatIsNotSetLeavesIsRefused) {
+  for (const char* name : {"api-key", "host", "served-model-name"}) {
+    ServeOptions options;
+    EXPECT_THAT(Flag(name).apply({""}, options).message(), HasSubstr("'' says nothing")) << name;
+    EXPECT_TRUE(Flag(name).apply({"x"}, options).ok()) << name;
+  }
+  ServeOptions options;
+  EXPECT_FALSE(Flag("api-key").apply({"one", ""}, options).ok());
+  EXPECT_TRUE(options.api_keys.empty());
+}
+
 TEST(ServeFlags, TheManualHasTheTable) {
   std::ifstream file(FATHOM_SOURCE_DIR "/docs/operations.md");
   std::stringstream contents;

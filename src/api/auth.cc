@@ -40,7 +40,9 @@ ApiKeys::ApiKeys(const std::vector<std::string>& keys) {
 
 bool ApiKeys::Allow(const http::Request& request) const {
   if (digests_.empty()) return true;
-  const Digest digest = Hash(KeyOf(request));
+  const std::string_view key = KeyOf(request);
+  if (key.empty()) return false;
+  const Digest digest = Hash(key);
   int matches = 0;
   for (const Digest& known : digests_) {
     matches += CRYPTO_memcmp(digest.data(), known.data(), digest.size()) == 0 ? 1 : 0;

@@ -20,7 +20,7 @@ class ApiKeys {
   explicit ApiKeys(const std::vector<std::string>& keys);
 
   // By "Authorization: Bearer KEY", or, without an Authorization header, "x-api-key: KEY". Without
-  // keys everything passes.
+  // keys everything passes; an empty one is none.
   bool Allow(const http::Request& request) const;
 
  private:

@@ -25,6 +25,13 @@ TEST(ApiKeys, TakesAnyOfTheKeysInEitherHeader) {
   EXPECT_FALSE(Allows(keys, {{"Authorization", "Basic one"}}));
 }
 
+TEST(ApiKeys, AnEmptyKeyOpensNothing) {
+  const ApiKeys keys({""});
+  EXPECT_FALSE(Allows(keys, {}));
+  EXPECT_FALSE(Allows(keys, {{"x-api-key", ""}}));
+  EXPECT_FALSE(Allows(keys, {{"Authorization", "Bearer "}}));
+}
+
 TEST(ApiKeys, LooksAtAuthorizationFirst) {
   const ApiKeys keys({"one"});
   EXPECT_FALSE(Allows(keys, {{"Authorization", "Bearer wrong"}, {"x-api-key", "one"}}));

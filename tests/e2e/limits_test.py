@@ -56,7 +56,7 @@ def test_times_of_connections_are_flags(narrow, sent, answer):
 @pytest.mark.parametrize("flags,words", [
     (["--max-json-depth", "1"], "from 2 to 1000"), (["--max-tools", "x"], "not a number"),
     (["--max-body-bytes", "12x"], "--max-body-bytes"), (["--api-key-file", "/nowhere/keys"], "/nowhere/keys"),
-    (["--idle-timeout", "0"], "--idle-timeout")])
+    (["--idle-timeout", "0"], "--idle-timeout"), (["--api-key", ""], "--api-key: '' says nothing")])
 def test_bad_limits_end_the_start(flags, words):
     done = subprocess.run([str(BINARY), "serve", str(MODEL), *flags], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1
