@@ -55,7 +55,10 @@ class RequestParser::Grammar final : public bhttp::basic_parser<true> {
 
   void on_field_impl(bhttp::field field, View name, View value, ErrorCode& ec) override {
     if (++num_fields_ > limits_.max_header_fields) {
-      return Refuse(431, "the header has too many fields", ec);
+      return Refuse(431,
+                    "the header has more fields than the limit of " +
+                        std::to_string(limits_.max_header_fields),
+                    ec);
     }
     if (is_header_done()) return;  // a trailer: counted and dropped
     const std::string_view text(value.data(), value.size());
@@ -105,9 +108,14 @@ class RequestParser::Grammar final : public bhttp::basic_parser<true> {
 
 namespace {
 
-ParseError FromBeast(const beast::error_code& ec) {
-  if (ec == bhttp::error::body_limit) return {413, "the request body is larger than the limit"};
-  if (ec == bhttp::error::header_limit) return {431, "the request header is larger than the limit"};
+ParseError TooLarge(int status, const char* what, int64_t limit_bytes) {
+  return {status, std::string("the request ") + what + " is larger than the limit of " +
+                      std::to_string(limit_bytes) + " bytes"};
+}
+
+ParseError FromBeast(const beast::error_code& ec, const Limits& limits) {
+  if (ec == bhttp::error::body_limit) return TooLarge(413, "body", limits.max_body_bytes);
+  if (ec == bhttp::error::header_limit) return TooLarge(431, "header", limits.max_header_bytes);
   if (ec == bhttp::error::bad_version) return {505, "the HTTP version must be 1.0 or 1.1"};
   return {400, "malformed HTTP request: " + ec.message()};
 }
@@ -168,7 +176,7 @@ size_t RequestParser::FeedHeader(std::string_view bytes) {
   if (error_) return 0;
   const std::string_view header = bytes.substr(0, end.value_or(bytes.size()));
   if (header_bytes_ + header.size() > static_cast<size_t>(limits_.max_header_bytes)) {
-    Fail(431, "the request header is larger than the limit");
+    error_ = TooLarge(431, "header", limits_.max_header_bytes);
     return 0;
   }
   size_t used = 0;
@@ -181,7 +189,7 @@ size_t RequestParser::FeedHeader(std::string_view bytes) {
   header_bytes_ += used;
   scanned_ -= used;
   if (ec && ec != bhttp::error::need_more) {
-    error_ = grammar_->error ? *grammar_->error : FromBeast(ec);
+    error_ = grammar_->error ? *grammar_->error : FromBeast(ec, limits_);
   } else if (grammar_->is_header_done()) {
     CheckHeader();
     phase_ = grammar_->is_done() ? Phase::kDone : Phase::kBody;
@@ -209,7 +217,7 @@ size_t RequestParser::FeedBody(std::string_view bytes) {
     if (ec || n == 0) break;
   }
   if (ec && ec != bhttp::error::need_more) {
-    error_ = grammar_->error ? *grammar_->error : FromBeast(ec);
+    error_ = grammar_->error ? *grammar_->error : FromBeast(ec, limits_);
   } else if (grammar_->is_done()) {
     phase_ = Phase::kDone;
   } else if (ec == bhttp::error::need_more && bytes.size() - used > kMaxChunkHeaderBytes) {

@@ -173,6 +173,24 @@ TEST(RequestParser, HoldsTheLimits) {
   EXPECT_EQ(StatusOf(head + fields + "A: b\r\n\r\n", limits), 431);
 }
 
+TEST(RequestParser, SaysWhichLimitWasPassed) {
+  Limits limits;
+  limits.max_body_bytes = 10;
+  limits.max_header_bytes = 1000;
+  limits.max_header_fields = 3;
+  const auto message = [&](const std::string& after_host) {
+    RequestParser parser(limits);
+    FeedAll(&parser, "POST / HTTP/1.1\r\nHost: x\r\n" + after_host, 1000);
+    return parser.error() ? parser.error()->message : "";
+  };
+  EXPECT_EQ(message("Content-Length: 11\r\n\r\n"),
+            "the request body is larger than the limit of 10 bytes");
+  EXPECT_EQ(message("A: " + std::string(1000, 'a')),
+            "the request header is larger than the limit of 1000 bytes");
+  EXPECT_EQ(message("A: b\r\nA: b\r\nA: b\r\n\r\n"),
+            "the header has more fields than the limit of 3");
+}
+
 TEST(RequestParser, CountsAHeaderThatComesInManySmallLines) {
   Limits limits;
   limits.max_header_bytes = 2000;
