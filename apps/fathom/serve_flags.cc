@@ -171,7 +171,8 @@ void AddModelFlags(std::vector<ServeFlag>* flags) {
   flags->push_back(Works("max-num-seqs", "N", "sequences that run at once (default 64)",
                          SetModelNumber(&ModelOptions::max_num_seqs, 1, 65536, "max-num-seqs")));
   flags->push_back(Works(
-      "max-num-batched-tokens", "N", "tokens of one step (default 8192 on a GPU, 2048 on a CPU)",
+      "max-num-batched-tokens", "N",
+      "tokens of one step, at least --max-num-seqs (default 8192 on a GPU, 2048 on a CPU)",
       SetModelNumber(&ModelOptions::max_num_batched_tokens, 1, 1 << 20, "max-num-batched-tokens")));
   flags->push_back(Works("decode-floor", "SHARE",
                          "of its speed alone that an answer keeps while prompts run, 0 to 0.95 "
