@@ -25,23 +25,29 @@ Result<config::ModelConfig> LoadConfig(const ModelOptions& options, std::string 
   return checkpoint::ParseModelConfig(text, options.model);
 }
 
+Result<std::string> FindFolder(const std::string& model) {
+  auto folder = checkpoint::ResolveModelFolder(model, HuggingFaceHome());
+  if (folder.ok() || !checkpoint::PresetConfigText(model).ok()) return folder;
+  return BadModel(
+      fmt::format("{} is a size without weights: add --load-format dummy, which makes some up, or "
+                  "name a model folder or a Hugging Face repository",
+                  model));
+}
+
 // A preset's name stands for its config with dummy weights; anything else is a folder.
 Status FindModel(const ModelOptions& options, SessionText text, ModelSession* session) {
   const bool dummy = options.load_format == LoadFormat::kDummy;
   if (options.num_hidden_layers > 0 && !dummy) {
     return InvalidArgument("--num-hidden-layers goes with --load-format dummy");
   }
-  const bool is_preset =
-      dummy && (options.model == "flash" || options.model == "pro" || options.model == "tiny");
-  if (is_preset) {
-    ASSIGN_OR_RETURN(std::string config, checkpoint::PresetConfigText(options.model));
-    ASSIGN_OR_RETURN(session->config, LoadConfig(options, std::move(config)));
+  Result<std::string> preset = checkpoint::PresetConfigText(options.model);
+  if (dummy && preset.ok()) {
+    ASSIGN_OR_RETURN(session->config, LoadConfig(options, *std::move(preset)));
     ASSIGN_OR_RETURN(session->tokenizer,
                      text::Tokenizer::Parse(checkpoint::kTinyTokenizer, "the built-in tokenizer"));
     return OkStatus();
   }
-  ASSIGN_OR_RETURN(session->folder,
-                   checkpoint::ResolveModelFolder(options.model, HuggingFaceHome()));
+  ASSIGN_OR_RETURN(session->folder, FindFolder(options.model));
   ASSIGN_OR_RETURN(session->config, checkpoint::LoadModelConfig(session->folder));
   if (options.num_hidden_layers > 0) {
     ASSIGN_OR_RETURN(std::string config, ReadTextFile(session->folder + "/config.json"));

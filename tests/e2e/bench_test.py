@@ -66,6 +66,7 @@ def test_load_says_how_long_until_ready(tmp_path):
 
 @pytest.mark.parametrize("args, code, text", [
     (["latency", "tiny", "--device", "cpu", "--num-hidden-layers", "3"], 2, "--load-format dummy"),
+    (["latency", "tiny", "--device", "cpu"], 4, "tiny is a size without weights: add --load-format dummy"),
     (["kernels", "tiny", "--device", "cpu", "--load-format", "dummy"], 2, "GPU"),
     (["latency", "tiny", "--load-format", "dummy", "--device", "cpu", "--output-len", "0", "--prefill-len", "0"], 2,
      "nothing to run"),
