@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 
 #include "apps/fathom/commands.h"
 #include "apps/fathom/join_nodes.h"
@@ -26,12 +28,14 @@ Result<config::ModelConfig> LoadConfig(const ModelOptions& options, std::string 
 }
 
 Result<std::string> FindFolder(const std::string& model) {
-  auto folder = checkpoint::ResolveModelFolder(model, HuggingFaceHome());
-  if (folder.ok() || !checkpoint::PresetConfigText(model).ok()) return folder;
-  return BadModel(
-      fmt::format("{} is a size without weights: add --load-format dummy, which makes some up, or "
-                  "name a model folder or a Hugging Face repository",
-                  model));
+  std::error_code error;
+  if (checkpoint::PresetConfigText(model).ok() && !std::filesystem::exists(model, error)) {
+    return BadModel(fmt::format(
+        "{} is a size without weights: add --load-format dummy, which makes some up, or "
+        "name a model folder or a Hugging Face repository",
+        model));
+  }
+  return checkpoint::ResolveModelFolder(model, HuggingFaceHome());
 }
 
 // A preset's name stands for its config with dummy weights; anything else is a folder.
