@@ -93,10 +93,11 @@ bool TakesClusters(int num_tokens, int max_entries) {
 // Blocks of a selection that makes its queries. All run at once, though they are clusters of two:
 // multiprocessors come in pairs.
 int MakingBlocks() { return NumMultiprocessors() / kHeadTiles * kHeadTiles; }
-// How many multiprocessors it leaves to the products behind it,
-// half of them or more. 0: of so many entries it takes all, and finds room beside their blocks.
+// How many multiprocessors it leaves to the products behind it, half of them or more. 0: of so many
+// entries it takes all, and finds room beside their blocks.
 int BlocksBehind(int max_entries) {
-  if (max_entries > 65536) return 0;
+  constexpr int kMostOfHalf = 1 << 17;
+  if (max_entries > kMostOfHalf) return 0;
   const int all = NumMultiprocessors();
   return all - std::min((max_entries - 1) / kEntriesOfPart + 1, all / 2);
 }

@@ -340,15 +340,18 @@ TEST_F(IndexSelectCudaTest, DecodeMatchesTheCpu) {
 
 TEST_F(IndexSelectCudaTest, LongContextsMatchTheCpu) {
   // Alone it makes its queries itself, beside a token of padding it does not.
-  const auto run_one = [this](IndexKeyDType dtype, int computed) {
+  const auto run_one = [this](IndexKeyDType dtype, int computed, int table_entries = 0) {
     Shape alone{64, 512, dtype, {{computed, 1}}};
+    alone.table_entries = table_entries;
     Run(alone);
     alone.padding = 0;
     Run(alone);
   };
   for (const int computed : {16384, 40000, 131071, 262143}) run_one(IndexKeyDType::kFp4, computed);
   // On some of the multiprocessors, and on all, beside the products behind it.
-  for (const int computed : {40000, 270000}) run_one(IndexKeyDType::kFp8, computed);
+  run_one(IndexKeyDType::kFp8, 40000);
+  run_one(IndexKeyDType::kFp8, 140000, 1 << 18);
+  run_one(IndexKeyDType::kFp4, 270000, 1 << 18);
   Run({64, 512, IndexKeyDType::kFp4, {{199999, 1}, {70003, 2}}});
   Run({64, 1024, IndexKeyDType::kFp4, {{65535, 1}, {4090, 10}}});
 }
