@@ -63,13 +63,28 @@ class AttentionPass {
     } else {
       operators_.Enqueue(step_, "attention prologue", prologue);
     }
+    kernels::CudaSparseAttentionParams attention = AttentionParams();
+    attention.q_is_early = kind_ == LayerKind::kC4 && selected == Selected::kBehindQueries;
+    attention.step_is_early = attention.q_is_early || !alone;
     if (selected == Selected::kWithQueries) {
-      Select(selected, products.problems[0]);
-      products = kernels::ProductsBehindSelection(products, share_.max_entries);
+      kernels::CudaGemmParams others =
+          kernels::ProductsBehindSelection(products, share_.max_entries);
+      // Where these have multiprocessors of their own, attention starts there. Choices that are
+      // recorded or forced are no words.
+      const bool told =
+          others.max_blocks > 0 && share_.recorder == nullptr && kernels::AwaitsWords(attention);
+      if (told) {
+        attention.words = {ws_.query_words, ws_.selected_words, QueryNumber()};
+        others.number = attention.words.number;
+        others.problems[0].output = GemmOutput::kNumbered;
+        others.problems[0].y = ws_.query_words;
+      }
+      Select(selected, told, products.problems[0]);
+      products = others;
     }
     if (!alone) operators_.Enqueue(share_, "query products", products);
-    if (kind_ == LayerKind::kC4 && selected != Selected::kWithQueries) Select(selected);
-    Attend(alone, kind_ == LayerKind::kC4 && selected == Selected::kBehindQueries);
+    if (kind_ == LayerKind::kC4 && selected != Selected::kWithQueries) Select(selected, false);
+    operators_.Enqueue(share_, "attention", attention);
   }
 
   // The products that read h: queries, window entry, both compressors' rows, and what the index
@@ -145,8 +160,9 @@ class AttentionPass {
     return all + int64_t{share_.first_token} * c_.rope_dim;
   }
 
-  // product: of the index queries, where the selection makes them.
-  void Select(Selected selected, const kernels::GemmProblem& product = {}) {
+  // `told`: attention awaits the entries as words. product: of the index queries, where the
+  // selection makes them.
+  void Select(Selected selected, bool told, const kernels::GemmProblem& product = {}) {
     const double scale = 1.0 / std::sqrt(double{1} * c_.index_head_dim * c_.index_num_heads);
     operators_.Enqueue(
         share_, "index selection",
@@ -171,31 +187,28 @@ class AttentionPass {
             .workspace_bytes = ws_.index_workspace_bytes,
             .counters = ws_.index_counters,
             .selected = ws_.selected,
+            .selected_words = told ? ws_.selected_words : nullptr,
             .counts = ws_.num_selected});
     context_.recording.TakeIndex(share_, layer_.idx);
   }
 
-  void Attend(bool alone, bool behind_selection) {
-    operators_.Enqueue(
-        share_, "attention",
-        kernels::CudaSparseAttentionParams{.batch = share_.batch,
-                                           .prefill = share_.prefill,
-                                           .q = ws_.q,
-                                           .q_is_early = behind_selection,
-                                           .step_is_early = behind_selection || !alone,
-                                           .num_heads = part_.num_heads,
-                                           .norm_eps = static_cast<float>(c_.rms_norm_eps),
-                                           .angles = Angles(),
-                                           .sink = part_.sink,
-                                           .fresh = reinterpret_cast<uint8_t*>(ws_.kv),
-                                           .pages = cache_.window,
-                                           .ratio = cache_.ratio,
-                                           .compressed = cache_.compressed,
-                                           .selected = ws_.selected,
-                                           .topk = c_.index_topk,
-                                           .out = {ws_.attention_out, RowGroups(share_)},
-                                           .workspace = ws_.attention_workspace,
-                                           .counters = ws_.attention_counters});
+  kernels::CudaSparseAttentionParams AttentionParams() const {
+    return {.batch = share_.batch,
+            .prefill = share_.prefill,
+            .q = ws_.q,
+            .num_heads = part_.num_heads,
+            .norm_eps = static_cast<float>(c_.rms_norm_eps),
+            .angles = Angles(),
+            .sink = part_.sink,
+            .fresh = reinterpret_cast<uint8_t*>(ws_.kv),
+            .pages = cache_.window,
+            .ratio = cache_.ratio,
+            .compressed = cache_.compressed,
+            .selected = ws_.selected,
+            .topk = c_.index_topk,
+            .out = {ws_.attention_out, RowGroups(share_)},
+            .workspace = ws_.attention_workspace,
+            .counters = ws_.attention_counters};
   }
 
   // wo_a of each group, then wo_b of all groups.

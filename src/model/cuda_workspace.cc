@@ -100,6 +100,8 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, int64_t head
   carver.Take(w.gathered_scales, w.pair_rows * hidden / 128);
   carver.Take(w.pairs, w.pair_rows * hidden);
   w.scratch_bytes = carver.bytes() - kept_bytes;
+  carver.Take(w.selected_words, c.index_topk);
+  carver.Take(w.query_words, int64_t{c.num_heads} * c.head_dim / 2);
   carver.Take(w.attention_counters, kernels::SparseAttentionCountersBytes());
 }
 

@@ -25,6 +25,8 @@ struct CudaWorkspace {
   std::byte* index_counters = nullptr;  // zero between steps
   // Likewise; behind all else, as what lies near the words of ranks is found faster there.
   std::byte* attention_counters = nullptr;
+  uint2* selected_words = nullptr;             // [index_topk]
+  uint2* query_words = nullptr;                // [heads * 256]
   uint32_t* step_number = nullptr;             // kernels::LaunchNumber
   uint32_t* queries_begun = nullptr;           // likewise
   uint2* route_input = nullptr;                // [kernels::ToldWords(hidden)], zero at first

@@ -47,8 +47,9 @@ struct CudaGemmParams {
   bool prefill = false;    // the same bits for any number of tokens
   Mirrors mirrors = {};    // of y, FP8 or BF16 in whole 128 columns; prefill of many tokens
   bool many_rows = false;  // even of a rank: enough for all multiprocessors without split columns
-  // Of kNumbered, which the first of several problems may be, of few tokens: its rows come
-  // before the others', so that who awaits its words need not wait for the launch's end.
+  // Of kNumbered, of few tokens. The first of several problems may be that: its rows come before
+  // the others', so that who awaits its words need not wait for the launch's end. Or the only one
+  // of early x.
   LaunchNumber number = {};
   // Of one problem, up to 8 tokens: x was there before the launch just before began, beside which
   // this one runs, and which it awaits last.

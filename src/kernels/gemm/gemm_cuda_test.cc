@@ -397,6 +397,7 @@ TEST_F(GemmCudaTest, NumberedWordsHoldTheBitsOfBf16) {
 }
 
 TEST_F(GemmCudaTest, EarlyInputGivesTheSameBits) {
+  const auto step = Upload(std::vector<uint32_t>{40});
   for (const Case shape : {Case{TileKind::kFp8, 192, 256}, Case{TileKind::kFp8, 12864, 1024}}) {
     for (const int64_t tokens : Sweep<int64_t>({1, 3, 8}, {3})) {
       Problem a = Make(shape, tokens, 7);
@@ -411,6 +412,16 @@ TEST_F(GemmCudaTest, EarlyInputGivesTheSameBits) {
         params.max_blocks = max_blocks;
         Launch(params, *gpu_stream_);
         EXPECT_TRUE(Download<uint16_t>(y) == expected) << tokens << " tokens, " << max_blocks;
+        CudaGemmParams told = params;
+        const auto words = Poisoned(tokens * shape.rows * 4);
+        told.problems[0].output = GemmOutput::kNumbered, told.problems[0].y = words.data();
+        told.number = {As<uint32_t>(step), 3};
+        Launch(told, *gpu_stream_);
+        const auto numbered = Download<uint32_t>(words);
+        for (size_t i = 0; i < numbered.size(); i += 2) {
+          ASSERT_EQ(numbered[i], expected[i] | uint32_t{expected[i + 1]} << 16) << "word " << i / 2;
+          ASSERT_EQ(numbered[i + 1], 47u) << "word " << i / 2;
+        }
       }
     }
   }

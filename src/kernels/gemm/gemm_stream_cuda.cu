@@ -113,7 +113,10 @@ struct GemmItems {
 
 // Who else gets two FP32 sums of a row: nobody, or all ranks.
 struct NoExchange {};
-struct EarlyInput {};  // nobody; x is early
+// Nobody; x is early.
+struct EarlyInput {
+  LaunchNumber number;  // where y is words
+};
 struct NoSender {
   template <typename Exchange>
   __device__ explicit NoSender(const Exchange&) {}
@@ -136,13 +139,15 @@ struct Numbering {
   const uint32_t number;
 
   __device__ explicit Numbering(const LaunchNumber& launch) : number(ValueOf(launch)) {}
+  __device__ explicit Numbering(const EarlyInput& early)
+      : number(early.number.of_step == nullptr ? 0 : ValueOf(early.number)) {}
   __device__ void Send(int64_t, int64_t, int64_t, float2) const {}
 };
 template <typename Exchange>
 constexpr bool kIsNumbered = std::is_same_v<Exchange, LaunchNumber>;
 template <typename Exchange>
 using SenderOf = std::conditional_t<
-    kIsNumbered<Exchange>, Numbering,
+    kIsNumbered<Exchange> || std::is_same_v<Exchange, EarlyInput>, Numbering,
     std::conditional_t<std::is_same_v<Exchange, PeerExchange>, PacketSender, NoSender>>;
 
 // The tokens rank, rank + split, … of an item's rows.
@@ -280,7 +285,8 @@ __global__ void __launch_bounds__(kMostThreads<Stream>, kMostBlocks<Stream>)
     };
     constexpr bool kIsEarly = std::is_same_v<Exchange, EarlyInput>;
     stream.template FetchActivations<kIsEarly>(items, wait);
-    if (kIsEarly) WaitForPredecessor();  // who waits for this launch, waits for both
+    // Who waits for this launch, waits for both; blocks that leave make room for it.
+    if (kIsEarly && blockIdx.x == 0) WaitForPredecessor();
   }
 }
 
@@ -414,7 +420,7 @@ Deal MakeDeal(const CudaGemmParams& params, int tokens_each, int split, int max_
         .row_blocks = static_cast<int>(p.w.matrix_col_blocks()),
         .group_tiles = static_cast<int>(p.w.rows / kTileMatrixRows / p.groups)};
   }
-  if (params.number.of_step != nullptr) {
+  if (params.number.of_step != nullptr && !params.x_is_early) {
     deal.ahead_each = (deal.first_item[1] + max_clusters - 1) / max_clusters;
     deal.begin[0] = static_cast<uint16_t>(2 * deal.first_item[1]);
   }
@@ -515,12 +521,13 @@ void LaunchColumnSums(const CudaColumnSumsParams& params, device::Stream& stream
 }
 
 void LaunchGemmStream(const CudaGemmParams& params, device::Stream& stream) {
+  if (params.x_is_early) {  // slim blocks, where they run beside others
+    const EarlyInput early{params.number};
+    return params.max_blocks > 0 ? Run<StreamOf<8, false>>(params, 1, stream, early)
+                                 : Run<SlimStream>(params, 1, stream, early);
+  }
   if (params.number.of_step != nullptr) {
     return Run<StreamOf<8, false>>(params, OwnParts(params), stream, params.number);
-  }
-  if (params.x_is_early) {  // slim blocks, where they run beside others
-    return params.max_blocks > 0 ? Run<StreamOf<8, false>, EarlyInput>(params, 1, stream)
-                                 : Run<SlimStream, EarlyInput>(params, 1, stream);
   }
   if (IsSlim(params)) return Run<SlimStream>(params, SlimSplit(params), stream);
   const bool wide = params.problems[0].w.kind == TileKind::kFp8AsBf16;

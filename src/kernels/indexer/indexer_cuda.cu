@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kSelectThreads, 3) SelectKernel(SelectParams p
   RankSelect select(shared, reinterpret_cast<uint32_t*>(&shared + 1),
                     p.scores + blockIdx.x * p.stride, 0, visible, visible, p.topk);
   select.CountScores();
-  select.Run(selected);
+  select.Run({selected});
 }
 
 template <int kHeads, int kTokens>

@@ -53,7 +53,10 @@ struct CudaIndexSelectParams {
   // may run at the same time need their own.
   std::byte* counters = nullptr;
   int32_t* selected = nullptr;  // [num_tokens, topk], ascending
-  int32_t* counts = nullptr;    // [num_tokens]
+  // Instead of selected, where MakesIndexQueries: the same as words of q_number, so that who awaits
+  // them waits for no launch's end.
+  uint2* selected_words = nullptr;
+  int32_t* counts = nullptr;  // [num_tokens]
 };
 
 // Up to this many tokens a step counts as decode: their scores are all kept at once.

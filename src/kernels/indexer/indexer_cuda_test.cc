@@ -177,6 +177,7 @@ class IndexSelectCudaTest : public CudaTest {
 
     const auto words = Upload(std::vector<uint2>(static_cast<size_t>(tokens * rows / 2)));
     const auto packets = Upload(std::vector<uint4>(kQueryPackets));
+    const auto entries = Upload(std::vector<uint2>(static_cast<size_t>(tokens * p.topk)));
     const auto number = Upload(std::vector<uint32_t>{0}),
                frequencies = Upload(RandomFloats(32, 43));
     const auto unused = Poisoned(tokens * 64 * 4), begun = Poisoned(4);
@@ -201,12 +202,26 @@ class IndexSelectCudaTest : public CudaTest {
                                   .num_numbers = 2},
              *gpu_stream_);
       if (!makes) Launch(products, *gpu_stream_);
+      p.selected_words = makes && step != 1 ? As<uint2>(entries) : nullptr;
       Launch(p, *gpu_stream_);
       if (makes) {
         Launch(ProductsBehindSelection(products, p.max_entries), *gpu_stream_);
         EXPECT_TRUE(Download<uint16_t>(again) == others) << "step " << step;
       }
-      EXPECT_TRUE(Download<int32_t>(selected) == behind) << "step " << step;
+      if (p.selected_words != nullptr) {
+        ExpectTold(behind, entries, Download<uint32_t>(number)[0] + 3);
+      } else {
+        EXPECT_TRUE(Download<int32_t>(selected) == behind) << "step " << step;
+      }
+    }
+  }
+
+  void ExpectTold(const std::vector<int32_t>& expected, const device::Buffer& words,
+                  uint32_t number) {
+    const auto told = Download<uint2>(words);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      ASSERT_EQ(static_cast<int32_t>(told[i].x), expected[i]) << "word " << i;
+      ASSERT_EQ(told[i].y, number) << "word " << i;
     }
   }
 

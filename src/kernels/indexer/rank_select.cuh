@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels/indexer/ranks.cuh"
+#include "kernels/numbered_words.cuh"
 #include "kernels/sm90.cuh"
 
 namespace fathom::kernels {
@@ -40,6 +41,21 @@ struct RankSelectShared {
   bool last;                           // of the token's blocks to have read what all tell
   int candidates_of[kMaxSelectParts];  // blocks
   int warp_sums[kSelectThreads / 32];
+};
+
+// Where a token's selection goes: as entries, or as numbered words.
+struct Selected {
+  int32_t* entries = nullptr;
+  uint2* words = nullptr;
+  uint32_t number = 0;
+
+  __device__ void Store(int place, int entry) const {
+    if (words != nullptr) {
+      StoreNumbered(words + place, static_cast<uint32_t>(entry), number);
+    } else {
+      entries[place] = entry;
+    }
+  }
 };
 
 class RankSelect {
@@ -78,7 +94,7 @@ class RankSelect {
   }
 
   // shared.bins counts the ScoreBin of the block's entries. `selected` is the token's.
-  __device__ void Run(int32_t* selected) {
+  __device__ void Run(const Selected& selected) {
     if (threadIdx.x == 0) {
       s_.above = s_.num_candidates = s_.num_gathered = s_.num_few = s_.before = 0;
     }
@@ -337,7 +353,7 @@ class RankSelect {
   }
 
   // Behind the entries of blocks before this one, chosen candidates among them.
-  __device__ void Emit(int before, uint64_t candidate, int32_t* selected) {
+  __device__ void Emit(int before, uint64_t candidate, const Selected& selected) {
     if (candidate != 0) {
       const auto entry = static_cast<int>(0xffffffffu - static_cast<uint32_t>(candidate));
       if (entry < first_) {
@@ -370,7 +386,7 @@ class RankSelect {
     for (int i = begin; i < end; ++i) {
 #pragma unroll 1
       for (uint32_t left = field(i); left != 0; left &= left - 1) {
-        selected[place++] = first_ + (i << shift) + __ffs(left) - 1;
+        selected.Store(place++, first_ + (i << shift) + __ffs(left) - 1);
       }
     }
   }

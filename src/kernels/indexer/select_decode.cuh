@@ -167,6 +167,13 @@ __device__ inline void TellHead(const CudaIndexSelectParams& p, const QueryTile&
   TellQuery(IndexQueryRow<32>(p, in, angles, threadIdx.x % 32), head, p.query_packets, number);
 }
 
+template <bool kMakesQueries>
+__device__ inline Selected SelectedOf(const CudaIndexSelectParams& p, int token, uint32_t number) {
+  const int64_t first = int64_t{token} * p.topk;
+  if (!kMakesQueries || p.selected_words == nullptr) return {p.selected + first};
+  return {.words = p.selected_words + first, .number = number};
+}
+
 // Where the block makes queries, it finds room beside the prologue's blocks and those of the
 // products that follow.
 constexpr int SelectRegisters(bool makes_queries) { return makes_queries ? 88 : 128; }
@@ -181,18 +188,19 @@ __global__ void __maxnreg__(SelectRegisters(kMakesQueries))
   QueryTile tile(p.in.product, part, shared.query_tile,
                  *reinterpret_cast<QueryTile::Weights*>(pages));
   if (kMakesQueries && threadIdx.x < 32 && tile.exists()) tile.Prefetch();
+  const uint32_t number = kMakesQueries ? ValueOf(p.in.q_number) : 0;
   const bool padding = p.in.batch.token_seq[token] < 0;
   const int visible = (p.in.batch.positions[token] + 1) / 4;
   const int wanted = visible <= kEntriesOfOneBlock ? 1 : (visible - 1) / kEntriesOfPart + 1;
   const int parts = min(kMakesQueries ? p.most_parts : static_cast<int>(gridDim.x), wanted);
-  int32_t* selected = p.in.selected + int64_t{token} * p.in.topk;
   if (padding || visible <= p.in.topk || (part >= parts && !kMakesQueries)) {
     WaitForPredecessor();
     AllowSuccessor();
     if (kMakesQueries && threadIdx.x < 32 && tile.exists()) tile.AwaitWeights();
     if (padding || part > 0) return;
     if (threadIdx.x == 0) p.in.counts[token] = visible;
-    for (int i = threadIdx.x; i < visible; i += kSelectThreads) selected[i] = i;
+    const Selected selected = SelectedOf<kMakesQueries>(p.in, token, number);
+    for (int i = threadIdx.x; i < visible; i += kSelectThreads) selected.Store(i, i);
     return;
   }
   const int tiles = (visible + kIndexTile - 1) / kIndexTile, each = (tiles + parts - 1) / parts;
@@ -207,7 +215,6 @@ __global__ void __maxnreg__(SelectRegisters(kMakesQueries))
   for (int i = threadIdx.x; i < kRankBins; i += kSelectThreads) shared.rank.bins[i] = 0;
   if constexpr (kMakesQueries) {
     const IndexAngles<32> angles(p.in, token, threadIdx.x % 32);
-    const uint32_t number = ValueOf(p.in.q_number);
     if (threadIdx.x < 32 && tile.exists()) tile.KeepScales();
     ClusterSync();
     WaitForPredecessor();
@@ -236,7 +243,7 @@ __global__ void __maxnreg__(SelectRegisters(kMakesQueries))
   RankSelect(shared.rank, bits, scores, min(first * kIndexTile, visible),
              min(end * kIndexTile, visible), visible, p.in.topk, part, parts, p.counters + token,
              p.exchange + token * gridDim.x)
-      .Run(selected);
+      .Run(SelectedOf<kMakesQueries>(p.in, token, number));
 }
 
 }  // namespace fathom::kernels

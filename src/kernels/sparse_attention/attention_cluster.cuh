@@ -4,7 +4,8 @@
 // so nobody meets), and adds them up in the order of the splits. How many splits there are depends
 // on the keys alone, so a head has the same bits with any number of heads a block. Of more keys of
 // one token several clusters of 8 have a tile a block; each tells what it has added up in words in
-// device memory, and finishes a share of the heads and columns with those of all. Device code only.
+// device memory, and finishes a share of the heads and columns with those of all. Behind a long
+// selection queries and entries are awaited as words, so blocks start beside it. Device code only.
 #pragma once
 
 #include "kernels/aligned_shared.cuh"
@@ -53,12 +54,17 @@ struct ClusterShared : DecodeShared<kHeads, kClusterKeys> {
 template <int kHeads, int kSplits>
 inline constexpr size_t kClusterSharedBytes = sizeof(ClusterShared<kHeads, kSplits>) + 1024;
 
-// kMeets: the token's keys are several clusters'.
-template <int kHeads, int kSplits, bool kMeets>
+// kMeet: a token's keys are several clusters'. kAwait: queries and entries are words, of which the
+// launches have not ended.
+enum class Clusters { kPlain, kMeet, kAwait };
+
+template <int kHeads, int kSplits, Clusters kClusters>
 class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
   using Base = DecodeTile<kHeads, kClusterKeys>;
   using Base::first_head_, Base::lane_, Base::max_, Base::o_, Base::p_, Base::sum_, Base::token_,
       Base::warp_;
+  static constexpr bool kMeets = kClusters == Clusters::kMeet;
+  static constexpr bool kAwaits = kClusters == Clusters::kAwait;
 
  public:
   using Shared = ClusterShared<kHeads, kSplits>;
@@ -127,9 +133,9 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
   // A thread for each part, whole warps.
   static constexpr int kWeighers = (kHeads * kSplits + 31) / 32 * 32;
 
-  // Queries and keys, what is older than the last launch before the wait.
+  // Queries and keys: what is older than the last launch before the wait.
   __device__ void LoadTile(int first, int end) {
-    const int row = Base::key_row(), lane = Base::key_lane(), k = first + row;
+    const int k = first + Base::key_row();
     const auto angles = Base::LoadAngles();
     if (threadIdx.x < kRopeDim / 2) {
       s_.angles[threadIdx.x] =
@@ -138,6 +144,11 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
     const int weighed = first_head_ + static_cast<int>(threadIdx.x) / kSplits % kHeads;
     sink_ = weighed < p_.num_heads ? p_.sink[weighed] : 0;
     const bool early = k >= end || keys_.IsEarly(k);
+    if constexpr (kAwaits) {
+      AwaitTile(k, end, early, angles);
+      AllowSuccessor();
+      return;
+    }
     const bool queries_early = p_.q_is_early;
     uint4 q[Base::kTiles][2];
 #pragma unroll 1  // instructions that run once are slow
@@ -150,11 +161,40 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
       if (prepare) Base::LoadHead(q);
       if (early == (after == 0)) {
         KeyRow key;
-        key.Fetch(k < end ? keys_.Bytes(k, keys_.Entry(k)) : KeyBytes{}, lane);
-        key.template Place<kClusterKeys>(Base::tile(), row, lane);
+        key.Fetch(k < end ? keys_.Bytes(k, keys_.Entry(k)) : KeyBytes{}, Base::key_lane());
+        Place(key);
       }
       if (prepare) Base::PrepareHead(q, angles);
     }
+  }
+  // What is early, then queries and the other keys as they are told, whichever comes first. Nothing
+  // is placed before where such a key will be, so that the instructions are there by then.
+  __device__ void AwaitTile(int k, int end, bool early, const typename Base::AngleQuad& angles) {
+    const uint32_t number = ValueOf(p_.words.number);
+    bool prepared = !Base::has_heads();
+#pragma unroll 1
+    for (int after = 0; after < 2; ++after) {
+      const bool fetches = early == (after == 0);
+      KeyRow key;
+      bool asked = false;
+#pragma unroll 1
+      do {
+        uint4 q[Base::kTiles][2];
+        int entry;
+        if (!asked && keys_.IsTold(k, fetches && after == 1, number, entry)) {
+          key.Fetch(fetches && k < end ? keys_.Bytes(k, entry) : KeyBytes{}, Base::key_lane());
+          asked = true;
+        }
+        if (!prepared && after == 1 && Base::IsTold(q, number)) {
+          Base::PrepareHead(q, angles);
+          prepared = true;
+        }
+      } while (!asked || (!prepared && after == 1));
+      if (fetches || after == 0) Place(key);
+    }
+  }
+  __device__ void Place(const KeyRow& key) const {
+    key.template Place<kClusterKeys>(Base::tile(), Base::key_row(), Base::key_lane());
   }
 
   __device__ void TellPart() const {
@@ -310,7 +350,7 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
 };
 
 // Of 8 heads: registers and shared memory beside a block of the query products.
-template <int kHeads, int kSplits, bool kMeets>
+template <int kHeads, int kSplits, Clusters kClusters>
 __global__ void __maxnreg__(kHeads == 8    ? 96
                             : kHeads == 16 ? 128
                                            : 200)
@@ -326,15 +366,16 @@ __global__ void __maxnreg__(kHeads == 8    ? 96
     return;
   }
   keys.PrefetchTable();
-  const int splits = kMeets ? static_cast<int>(gridDim.x) : kSplits;
+  const int splits = kClusters == Clusters::kMeet ? static_cast<int>(gridDim.x) : kSplits;
   keys.PrefetchEntries((blockIdx.y * splits + split) * blockDim.x + threadIdx.x,
                        gridDim.y * splits * blockDim.x);
   const int each = KeysOfSplit(keys.size(), splits, 0);
   const int first = min(split * each, keys.size()), end = min(first + each, keys.size());
-  ClusterAttention<kHeads, kSplits, kMeets> attention(
+  ClusterAttention<kHeads, kSplits, kClusters> attention(
       p, shared, keys, token, first_head + static_cast<int>(blockIdx.y) * kHeads, told);
   attention.Run(first, end);
   attention.Combine();
+  if (kClusters == Clusters::kAwait) WaitForPredecessor();  // who waits for this, waits for both
 }
 
 }  // namespace fathom::kernels

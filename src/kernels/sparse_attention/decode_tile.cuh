@@ -98,6 +98,21 @@ class DecodeTile {
       if (head < p_.num_heads) q[r][0] = in[chunk(r)], q[r][1] = in[32 + chunk(r)];
     }
   }
+  // The same of words, where all of the warp's have the number.
+  __device__ bool IsTold(uint4 (&q)[kTiles][2], uint32_t number) const {
+    const int head = first_head_ + prepared_head();
+    const uint2* in = p_.words.q + (int64_t{token_} * p_.num_heads + head) * (kHeadDim / 2);
+    bool there = true;
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      uint4 low{0, number, 0, number}, high = low;
+      const uint2* words = in + (i % 2 * 32 + chunk(i / 2)) * 4;
+      if (head < p_.num_heads) low = LoadTwoNumbered(words), high = LoadTwoNumbered(words + 2);
+      q[i / 2][i % 2] = {low.x, low.z, high.x, high.z};
+      there = there && HaveNumber(low, number) && HaveNumber(high, number);
+    }
+    return __all_sync(0xffffffffu, there);
+  }
   __device__ void PrepareHead(const uint4 (&in)[kTiles][2], const AngleQuad& quad) {
     uint32_t row[kTiles][8];
 #pragma unroll

@@ -236,7 +236,7 @@ bool MeetsInClusters(const CudaSparseAttentionParams& p, int keys) {
     return false;
   }
   static const int kRunAtOnce =
-      MaxClusters(ClusterAttentionKernel<32, kMaxClusterSplits, true>, kMaxClusterSplits,
+      MaxClusters(ClusterAttentionKernel<32, kMaxClusterSplits, Clusters::kMeet>, kMaxClusterSplits,
                   4 * kClusterKeys, kClusterSharedBytes<32, kMaxClusterSplits>);
   return kRunAtOnce * kMaxClusterSplits >= kClusterBlocks;
 }
@@ -306,9 +306,10 @@ void LaunchMeeting(const CudaSparseAttentionParams& p, int clusters, device::Str
   for (int head = 0; head < p.num_heads; head += kHeadTile) {
     const int heads = std::min(p.num_heads - head, kHeadTile);
     const dim3 grid(clusters * kMaxClusterSplits, (heads + kHeads - 1) / kHeads);
-    LaunchClusters(ClusterAttentionKernel<kHeads, kMaxClusterSplits, true>, grid, kMaxClusterSplits,
-                   4 * kClusterKeys, kClusterSharedBytes<kHeads, kMaxClusterSplits>, stream, p,
-                   head, reinterpret_cast<AttentionCounters*>(p.counters)->told);
+    LaunchClusters(ClusterAttentionKernel<kHeads, kMaxClusterSplits, Clusters::kMeet>, grid,
+                   kMaxClusterSplits, 4 * kClusterKeys,
+                   kClusterSharedBytes<kHeads, kMaxClusterSplits>, stream, p, head,
+                   reinterpret_cast<AttentionCounters*>(p.counters)->told);
   }
 }
 void LaunchMeeting(const CudaSparseAttentionParams& p, int clusters, device::Stream& stream) {
@@ -325,8 +326,9 @@ void LaunchCluster(const CudaSparseAttentionParams& p, device::Stream& stream) {
   // one.
   const bool alone = p.ratio == 4 && p.batch.max_blocks > 64;
   const size_t bytes = kClusterSharedBytes<kHeads, kSplits>;
-  LaunchClusters(ClusterAttentionKernel<kHeads, kSplits, false>, grid, kSplits, 4 * kClusterKeys,
-                 alone ? std::max(bytes, kAloneSharedBytes) : bytes, stream, p, 0, nullptr);
+  LaunchClusters(ClusterAttentionKernel<kHeads, kSplits, Clusters::kPlain>, grid, kSplits,
+                 4 * kClusterKeys, alone ? std::max(bytes, kAloneSharedBytes) : bytes, stream, p, 0,
+                 nullptr);
 }
 template <int kHeads>
 void LaunchCluster(const CudaSparseAttentionParams& p, int splits, device::Stream& stream) {
@@ -334,6 +336,14 @@ void LaunchCluster(const CudaSparseAttentionParams& p, int splits, device::Strea
   if (splits == 4) return LaunchCluster<kHeads, 4>(p, stream);
   CHECK_EQ(splits, kMaxClusterSplits);
   LaunchCluster<kHeads, kMaxClusterSplits>(p, stream);
+}
+
+// Beside the products just before, one cluster for each eight heads.
+void LaunchAwaiting(const CudaSparseAttentionParams& p, device::Stream& stream) {
+  const dim3 grid(kMaxClusterSplits, (p.num_heads + 7) / 8);
+  LaunchClusters(ClusterAttentionKernel<8, kMaxClusterSplits, Clusters::kAwait>, grid,
+                 kMaxClusterSplits, 4 * kClusterKeys, kClusterSharedBytes<8, kMaxClusterSplits>,
+                 stream, p, 0, nullptr);
 }
 
 // As few heads a block as leave a multiprocessor to each: clusters of 8 do not fill the GPU.
@@ -375,8 +385,18 @@ int64_t SparseAttentionWorkspaceBytes(int num_heads) {
 }
 int64_t SparseAttentionCountersBytes() { return sizeof(AttentionCounters); }
 
+bool AwaitsWords(const CudaSparseAttentionParams& p) {
+  const DecodePlan plan = PlanDecode(p);
+  return !p.prefill && p.batch.num_tokens == 1 && p.ratio == 4 && p.num_heads <= kHeadTile &&
+         plan.clusters == 1 && plan.splits == kMaxClusterSplits;
+}
+
 void Launch(const CudaSparseAttentionParams& p, device::Stream& stream) {
   if (p.batch.num_tokens == 0) return;
+  if (p.words.q != nullptr) {
+    CHECK(AwaitsWords(p));
+    return LaunchAwaiting(p, stream);
+  }
   const DecodePlan plan = p.prefill ? DecodePlan{} : PlanDecode(p);
   const auto parts_of = [&](int max_splits) {
     const int64_t count = int64_t{p.batch.num_tokens} * p.num_heads * max_splits;

@@ -19,9 +19,19 @@
 #include "device/device.h"
 #include "kernels/batch_cuda.h"
 #include "kernels/kv_entry/kv_entry.h"
+#include "kernels/launch_number.h"
 #include "kernels/tiles.cuh"
 
 namespace fathom::kernels {
+
+// Pairs of queries and selected entries as numbered words (numbered_words.cuh): of the query
+// products just before and of the selection before these, beside which attention starts. Who waits
+// for it waits for them.
+struct AttentionWords {
+  const uint2* q = nullptr;         // [num_tokens, num_heads, 256]
+  const uint2* selected = nullptr;  // [num_tokens, topk]
+  LaunchNumber number = {};
+};
 
 struct CudaSparseAttentionParams {
   CudaBatch batch;
@@ -42,6 +52,7 @@ struct CudaSparseAttentionParams {
   PagedEntries compressed;
   const int32_t* selected = nullptr;  // [num_tokens, topk], ratio 4
   int topk = 0;
+  AttentionWords words = {};   // instead of q and selected, where AwaitsWords
   Bf16Tiles out;               // K = num_heads * 512
   float* workspace = nullptr;  // SparseAttentionWorkspaceBytes
   // SparseAttentionCountersBytes, zero before the first launch; every launch leaves them zero.
@@ -51,6 +62,9 @@ struct CudaSparseAttentionParams {
 // Enough for any number of tokens.
 int64_t SparseAttentionWorkspaceBytes(int num_heads);
 int64_t SparseAttentionCountersBytes();
+
+// Whether queries and selection may be words: one token's.
+bool AwaitsWords(const CudaSparseAttentionParams& params);
 
 void Launch(const CudaSparseAttentionParams& params, device::Stream& stream);
 

@@ -104,6 +104,7 @@ class SparseAttentionCudaTest : public CudaTest {
     Launch(p, *gpu_stream_);
     const auto actual = Download<BFloat16>(out);
     for (const uint8_t byte : Download<uint8_t>(counters)) ASSERT_EQ(byte, 0);
+    if (AwaitsWords(p)) ExpectSameOfWords(p, q, selected, out);
 
     Launch(
         HeadNormParams<BFloat16>{
@@ -148,6 +149,26 @@ class SparseAttentionCudaTest : public CudaTest {
       const auto at = static_cast<size_t>(Bf16TileOffset(t, 0, rows / 8) / 2);
       EXPECT_EQ(actual[at].bits, 0xffff) << "a padding token was written";
     }
+  }
+
+  // Of queries and entries as numbered words, over what `out` holds.
+  void ExpectSameOfWords(CudaSparseAttentionParams p, const std::vector<BFloat16>& q,
+                         const std::vector<int32_t>& selected, const device::Buffer& out) {
+    const auto expected = Download<uint16_t>(out);
+    constexpr uint32_t kOfStep = 40, kIndex = 3, kNumber = kOfStep + 2 * kIndex + 1;
+    std::vector<uint2> q_words, entries;
+    for (size_t i = 0; i < q.size(); i += 2) {
+      q_words.push_back({q[i].bits | uint32_t{q[i + 1].bits} << 16, kNumber});
+    }
+    for (const int32_t entry : selected) entries.push_back({static_cast<uint32_t>(entry), kNumber});
+    const auto gpu_q = Upload(q_words), gpu_entries = Upload(entries);
+    const auto of_step = Upload(std::vector<uint32_t>{kOfStep}), again = Poisoned(out.bytes());
+    p.q = nullptr, p.selected = nullptr;
+    p.words = {
+        As<const uint2>(gpu_q), As<const uint2>(gpu_entries), {As<uint32_t>(of_step), kIndex}};
+    p.out.values = As<__nv_bfloat16>(again);
+    Launch(p, *gpu_stream_);
+    EXPECT_TRUE(Download<uint16_t>(again) == expected);
   }
 
   // Up to topk visible entries of each token, ascending.
@@ -348,6 +369,12 @@ TEST_F(SparseAttentionCudaTest, OneTokenMatchesTheCpu) {
     for (const int computed : Sweep({0, 1, 62, 63, 64, 127, 128, 255, 300, 2100}, {0, 128, 2100})) {
       Run({64, ratio, 512, {{computed, 1}}});
     }
+  }
+}
+
+TEST_F(SparseAttentionCudaTest, WordsOfOneTokenGiveTheSame) {
+  for (const int computed : Sweep({5, 126, 600, 2100, 40000}, {126, 2100})) {
+    for (const int heads : Sweep({4, 32, 64}, {32})) Run({heads, 4, 512, {{computed, 1}}, 1, 0});
   }
 }
 

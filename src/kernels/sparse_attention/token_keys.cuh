@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/kv_entry/kv_entry.cuh"
+#include "kernels/numbered_words.cuh"
 #include "kernels/sparse_attention/sparse_attention_cuda.h"
 
 namespace fathom::kernels {
@@ -61,6 +62,15 @@ class TokenKeys {
 
   __device__ bool is_padding() const { return seq_ < 0; }
   __device__ int size() const { return size_; }
+
+  // Whether the words with the number are there that tell the selected entries which the lanes'
+  // keys k are, of lanes that want one. By whole warps: what follows is one instruction stream.
+  __device__ bool IsTold(int k, bool wants, uint32_t number, int& entry) const {
+    const uint2* word = p_.words.selected + int64_t{token_} * p_.topk + k - num_window_;
+    const uint2 seen = wants ? LoadTogether(word) : uint2{0, number};
+    entry = static_cast<int>(seen.x);
+    return __all_sync(0xffffffffu, seen.y == number);
+  }
 
   // The compressed entry that key k is, or what Bytes needs else: to be read ahead of Bytes.
   __device__ int Entry(int k) const {
