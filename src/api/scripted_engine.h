@@ -59,7 +59,8 @@ class ScriptedEngine final : public engine::Engine {
       return Unavailable("the queue is full: try again later");
     submitted_.push_back(request);
     std::vector<int32_t> ids = script_(request);
-    active_.emplace(request.id, Active{std::move(request), std::move(sink), std::move(ids), 0});
+    const request::RequestId id = request.id;
+    active_.emplace(id, Active{std::move(request), std::move(sink), std::move(ids), 0});
     wake_.notify_all();
     return OkStatus();
   }

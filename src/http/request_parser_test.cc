@@ -10,7 +10,7 @@ namespace {
 
 using Phase = RequestParser::Phase;
 
-const Limits kDefaultLimits;
+constexpr Limits kDefaultLimits;
 
 // Feeds `text` in parts of `step` bytes the way a connection does. Returns what was left over.
 std::string FeedAll(RequestParser* parser, const std::string& text, size_t step) {
@@ -141,7 +141,8 @@ TEST(RequestParser, RefusesMalformedRequests) {
   EXPECT_EQ(StatusOf(std::string("GET / HTTP/1.1\r\nHost: x\r\nA: \0\r\n\r\n", 33)), 400);
   EXPECT_EQ(StatusOf("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), 505);
   EXPECT_EQ(StatusOf("GET / HTTP/2.0\r\nHost: x\r\n\r\n"), 505);
-  EXPECT_EQ(StatusOf("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"), 400);  // TLS hello
+  const std::string tls_hello("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11);
+  EXPECT_EQ(StatusOf(tls_hello), 400);
   EXPECT_EQ(StatusOf("POST / HTTP/1.1\r\nHost: x\r\nExpect: magic\r\n\r\n"), 417);
 }
 
