@@ -255,8 +255,10 @@ void AddPlan(CLI::App* app, Run* run) {
             "sequences that run at once, on each data rank (default 64)");
   AddNumber(command, "--max-num-batched-tokens", &options.max_num_batched_tokens, 1, 1 << 20,
             "tokens of one step, on each data rank (default 8192)");
-  command->add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", options.prefix_caching,
+  command->add_flag("--enable-prefix-caching", options.prefix_caching,
                     "keep memory for snapshots (default on)");
+  command->add_flag_callback(
+      "--no-enable-prefix-caching", [] { options.prefix_caching = false; }, "do not");
   AddNumber(command, "--streams", &options.num_streams, 1, 1 << 16,
             "requests at once that layouts are compared by (default 64)");
   AddNumber(command, "--input-len", &options.input_len, int64_t{1}, int64_t{1} << 22,

@@ -23,11 +23,11 @@ bool IsJson(std::string_view content_type) {
 
 // The parser calls any byte that it does not expect a syntax error.
 std::string WhyNotJson(std::string_view body, const Status& status) {
-  if (!text::IsValidUtf8(body)) return "it is not UTF-8; send it as UTF-8";
+  if (!text::IsValidUtf8(body)) return "is not UTF-8, as JSON has to be";
   if (body.starts_with("\xef\xbb\xbf")) {
-    return "it begins with a byte order mark; send it without one";
+    return "begins with a byte order mark; send it without one";
   }
-  return status.message();
+  return fmt::format("is {}", status.message());  // invalid JSON at a byte
 }
 
 }  // namespace
@@ -44,9 +44,8 @@ Parsed<json::Value> ReadJsonObject(const http::Request& request, const json::Par
   if (request.body.empty()) return BadRequest("The body is empty; a JSON object is expected");
   Result<json::Value> value = json::Parse(request.body, limits);
   if (!value.ok()) {
-    return BadRequest(
-        fmt::format("The body is not valid JSON: {}", WhyNotJson(request.body, value.status())), "",
-        "invalid_json");
+    return BadRequest(fmt::format("The body {}", WhyNotJson(request.body, value.status())), "",
+                      "invalid_json");
   }
   if (!value->is_object()) {
     return BadRequest(fmt::format("The body must be a JSON object, got {}", KindName(*value)));

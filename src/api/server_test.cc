@@ -508,13 +508,14 @@ TEST(Chat, RefusesBadBodies) {
   const ApiTestServer test;
   const std::string path = "/v1/chat/completions";
   EXPECT_EQ(test.Post(path, "").Message(), "The body is empty; a JSON object is expected");
-  EXPECT_THAT(test.Post(path, "{bad json").Message(), StartsWith("The body is not valid JSON: "));
+  EXPECT_THAT(test.Post(path, "{bad json").Message(),
+              StartsWith("The body is invalid JSON at byte 1: "));
   EXPECT_EQ(test.Post(path, "[]").Message(), "The body must be a JSON object, got an array");
   EXPECT_EQ(test.Post(path, R"({"messages":[{"role":"user","content":"\ud83d"}]})").status, 400);
   EXPECT_EQ(test.Post(path, "{\"messages\":\"\xff\"}").Message(),
-            "The body is not valid JSON: it is not UTF-8; send it as UTF-8");
+            "The body is not UTF-8, as JSON has to be");
   EXPECT_EQ(test.Post(path, "\xef\xbb\xbf{}").Message(),
-            "The body is not valid JSON: it begins with a byte order mark; send it without one");
+            "The body begins with a byte order mark; send it without one");
   EXPECT_EQ(test.Post(path, std::string(10'000, '[')).status, 400);
   EXPECT_EQ(test.Post(path, "{}").At("error.param").AsString(), "messages");
   EXPECT_EQ(test.Post(path, "{}", "Content-Type: text/plain\r\n").status, 415);

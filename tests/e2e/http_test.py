@@ -103,11 +103,11 @@ MESSAGES = {"messages": STORY}
 BAD_REQUESTS = [
     # body, status, words of the message
     (b"", 400, "empty"),
-    (b"{bad json", 400, "not valid JSON"),
-    (b"[" * 10_000, 400, "not valid JSON"),
-    (b'{"messages":[{"role":"user","content":"\xff"}]}', 400, "not valid JSON: it is not UTF-8"),
-    (b'{"messages":[{"role":"user","content":"\\ud83d"}]}', 400, "not valid JSON"),
-    (b'{"messages":[],"temperature":NaN}', 400, "not valid JSON"),
+    (b"{bad json", 400, "invalid JSON at byte"),
+    (b"[" * 10_000, 400, "invalid JSON at byte"),
+    (b'{"messages":[{"role":"user","content":"\xff"}]}', 400, "The body is not UTF-8"),
+    (b'{"messages":[{"role":"user","content":"\\ud83d"}]}', 400, "invalid JSON at byte"),
+    (b'{"messages":[],"temperature":NaN}', 400, "invalid JSON at byte"),
     ([], 400, "object"),
     ({}, 400, "messages"),
     ({"messages": []}, 400, "messages"),
