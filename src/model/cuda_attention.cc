@@ -20,18 +20,10 @@ using kernels::GemmOutput;
 enum class Selected { kBehindQueries, kBesideQueries, kWithQueries };
 
 // One layer's attention.
-class AttentionPass {
+class AttentionPass : CudaPass {
  public:
   AttentionPass(const CudaContext& context, const CudaLayer& layer)
-      : c_(context.config),
-        context_(context),
-        ws_(context.ws),
-        ranks_(context.ranks),
-        operators_(context.operators),
-        layer_(layer),
-        step_(layer.step),
-        share_(layer.share),
-        w_(layer.w),
+      : CudaPass(context, layer),
         kind_(c_.layer_kind(layer.idx)),
         scoring_(kind_ == LayerKind::kC4 && step_.any_index_scoring),
         part_(ranks_.PartOf(share_, w_)),
@@ -276,15 +268,6 @@ class AttentionPass {
                                    .few_rows = ranks_.HaveFewRows()};
   }
 
-  const config::ModelConfig& c_;
-  const CudaContext& context_;
-  const CudaWorkspace& ws_;
-  CudaTensorRanks& ranks_;
-  CudaOperators& operators_;
-  const CudaLayer& layer_;
-  const CudaStep& step_;
-  const CudaStep& share_;
-  const CudaBlockWeights& w_;
   const LayerKind kind_;
   const bool scoring_;
   const AttentionPart part_;

@@ -44,6 +44,31 @@ struct CudaLayer {
   const CudaBlockWeights& w;
 };
 
+// What enqueues a sub-layer of one layer has at hand.
+class CudaPass {
+ protected:
+  CudaPass(const CudaContext& context, const CudaLayer& layer)
+      : c_(context.config),
+        context_(context),
+        ws_(context.ws),
+        ranks_(context.ranks),
+        operators_(context.operators),
+        layer_(layer),
+        step_(layer.step),
+        share_(layer.share),
+        w_(layer.w) {}
+
+  const config::ModelConfig& c_;
+  const CudaContext& context_;
+  const CudaWorkspace& ws_;
+  CudaTensorRanks& ranks_;
+  CudaOperators& operators_;
+  const CudaLayer& layer_;
+  const CudaStep& step_;
+  const CudaStep& share_;
+  const CudaBlockWeights& w_;
+};
+
 // The output is ws.y.
 void EnqueueAttention(const CudaContext& context, const CudaLayer& layer);
 kernels::SublayerOutput EnqueueMoe(const CudaContext& context, const CudaLayer& layer);

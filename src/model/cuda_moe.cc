@@ -6,18 +6,9 @@ namespace fathom::model {
 namespace {
 
 // One layer's experts: which ones a token chose, then their outputs, a row for each.
-class MoePass {
+class MoePass : CudaPass {
  public:
-  MoePass(const CudaContext& context, const CudaLayer& layer)
-      : c_(context.config),
-        context_(context),
-        ws_(context.ws),
-        ranks_(context.ranks),
-        operators_(context.operators),
-        layer_(layer),
-        step_(layer.step),
-        share_(layer.share),
-        w_(layer.w) {}
+  MoePass(const CudaContext& context, const CudaLayer& layer) : CudaPass(context, layer) {}
 
   kernels::SublayerOutput Run() {
     Route();
@@ -165,16 +156,6 @@ class MoePass {
             .to = ranks.Next(step_.slots), .pair_of = ws_.plan.pair_of, .y = ws_.pairs});
     return {ranks.outputs(), ranks.pair_of(), c_.num_experts_per_token};
   }
-
-  const config::ModelConfig& c_;
-  const CudaContext& context_;
-  const CudaWorkspace& ws_;
-  CudaTensorRanks& ranks_;
-  CudaOperators& operators_;
-  const CudaLayer& layer_;
-  const CudaStep& step_;
-  const CudaStep& share_;
-  const CudaBlockWeights& w_;
 };
 
 }  // namespace

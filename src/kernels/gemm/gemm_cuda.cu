@@ -23,7 +23,7 @@ void Check(const CudaGemmParams& params) {
     CHECK(p.groups == 1 || p.w.rows / p.groups % 128 == 0);
     CHECK(p.output != GemmOutput::kFp8Tiles ||
           (p.w.rows % 128 == 0 && p.w.kind == TileKind::kFp8AsBf16));
-    CHECK(p.output != GemmOutput::kNumbered || (i == 0 && params.number.of_step != nullptr));
+    CHECK_EQ(p.output == GemmOutput::kNumbered, i == 0 && params.number.of_step != nullptr);
     CHECK_EQ(p.w.kind == TileKind::kFp8AsBf16, params.problems[0].w.kind == TileKind::kFp8AsBf16);
   }
   const TiledMatrix& first = params.problems[0].w;
@@ -32,7 +32,7 @@ void Check(const CudaGemmParams& params) {
          first.kind == TileKind::kFp8 && first.cols <= kMaxEarlyCols && first.cols % 256 == 0));
   CHECK(params.number.of_step == nullptr ||
         (params.num_tokens <= kMaxNumberedTokens && !params.prefill &&
-         (params.x_is_early || params.problems[0].output == GemmOutput::kNumbered) &&
+         (params.x_is_early || params.num_problems > 1) &&
          params.problems[0].w.kind != TileKind::kFp8AsBf16));
 }
 

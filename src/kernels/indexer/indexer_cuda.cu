@@ -238,6 +238,8 @@ void Launch(const CudaIndexSelectParams& p, device::Stream& stream) {
                            p.product.w.rows == kDecodeHeads * kIndexDim &&
                            p.product.w.row_tiles() <= MakingBlocks()));
   CHECK(p.q_words == nullptr || TakesClusters(num_tokens, p.max_entries));
+  // Who awaits words that nobody tells waits for ever.
+  CHECK(p.selected_words == nullptr || (makes_queries && p.any_scoring && p.max_entries > p.topk));
   SelectParams select{.batch = p.batch, .topk = p.topk, .selected = p.selected, .counts = p.counts};
   if (!p.any_scoring || p.max_entries <= p.topk) {
     LaunchKernel(SelectKernel, num_tokens, kSelectThreads, 0, stream, select);
