@@ -7,13 +7,14 @@
 
 namespace fathom::device {
 
-// An earlier piece of work broke the device: every call fails from then on, so whoever enqueues
-// stops, and whoever waits for the stream reports it. All other errors of a launch are bugs of its
-// caller.
+// An earlier piece of work, the device itself or its server broke it: every call fails from then
+// on, so whoever enqueues stops, and whoever waits for the stream reports it. All other errors of a
+// launch are bugs of its caller.
 inline bool IsDeviceFault(cudaError_t error) {
   switch (error) {
     case cudaErrorECCUncorrectable:
     case cudaErrorNvlinkUncorrectable:
+    case cudaErrorContained:  // a GPU's memory, or an access to another's, where others go on
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchTimeout:
     case cudaErrorAssert:
@@ -23,6 +24,9 @@ inline bool IsDeviceFault(cudaError_t error) {
     case cudaErrorInvalidAddressSpace:
     case cudaErrorInvalidPc:
     case cudaErrorLaunchFailure:
+    case cudaErrorTensorMemoryLeak:
+    case cudaErrorMpsClientTerminated:
+    case cudaErrorExternalDevice:
     case cudaErrorUnknown:
       return true;
     default:
