@@ -138,10 +138,16 @@ Status FollowUntilSignal(const ModelSession& session, const ServeOptions& option
 }
 
 // What failed cannot be recovered. The requests have their errors; probes may see it for a moment.
-void StopAfterFailure(api::ApiServer& server) {
-  constexpr auto kProbeTime = std::chrono::seconds(2);
+// Who takes it apart may wait for a GPU for ever: then the process ends all the same.
+void StopAfterFailure(api::ApiServer& server, const Status& failure) {
+  constexpr auto kProbeTime = std::chrono::seconds(2), kPatience = std::chrono::seconds(2);
   std::this_thread::sleep_for(kProbeTime);
   server.Stop(std::chrono::milliseconds(0));
+  std::thread([failure, kPatience] {
+    std::this_thread::sleep_for(kPatience);
+    fmt::print(stderr, "fathom: {}\n", failure.message());
+    std::_Exit(ExitCode(failure));
+  }).detach();
 }
 
 // Drains; a second signal ends the process at once.
@@ -198,7 +204,7 @@ Status ServeUntilSignal(const ServeOptions& options, const ModelSession& session
     if (failure.code() == StatusCode::kDevice) {
       LogInfo("started with FATHOM_CUDA_SYNC=1, the server names the operator that fails (slowly)");
     }
-    StopAfterFailure(*server);
+    StopAfterFailure(*server, failure);
     return failure;
   }
   StopGracefully(*server, signals, options.drain_timeout_s);

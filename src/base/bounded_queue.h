@@ -3,6 +3,7 @@
 // the rest.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -34,6 +35,13 @@ class BoundedQueue {
   std::optional<T> Pop() {
     std::unique_lock lock(mutex_);
     not_empty_.wait(lock, [this] { return closed_ || !values_.empty(); });
+    return TakeFront();
+  }
+
+  // Waits for so long at most; none, too, when it is over.
+  std::optional<T> PopFor(std::chrono::nanoseconds limit) {
+    std::unique_lock lock(mutex_);
+    not_empty_.wait_for(lock, limit, [this] { return closed_ || !values_.empty(); });
     return TakeFront();
   }
 

@@ -32,6 +32,16 @@ TEST(BoundedQueue, GivesOutTheRestAfterCloseAndThenNothing) {
   EXPECT_EQ(queue.Pop(), std::nullopt);
 }
 
+TEST(BoundedQueue, WaitsForAValueNoLongerThanItIsTold) {
+  BoundedQueue<int> queue(1);
+  EXPECT_EQ(queue.PopFor(std::chrono::milliseconds(1)), std::nullopt);
+  std::thread producer([&queue] { EXPECT_TRUE(queue.TryPush(7)); });
+  EXPECT_EQ(queue.PopFor(std::chrono::hours(1)), 7);
+  producer.join();
+  queue.Close();
+  EXPECT_EQ(queue.PopFor(std::chrono::hours(1)), std::nullopt);
+}
+
 TEST(BoundedQueue, HandsEveryValueOfManyThreadsOverOnce) {
   constexpr int kPerThread = 2000;
   BoundedQueue<int> queue(16);

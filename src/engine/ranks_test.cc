@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <future>
 #include <stdexcept>
 
 #include "engine/make_engine.h"
@@ -195,6 +196,24 @@ TEST_F(RanksTest, AFailedRankEndsEveryRequestAndNoRankWaitsForIt) {
     EXPECT_FALSE(engine_->Stats().healthy);
     engine_.reset();  // hangs for an hour if a rank waits until the transport's time is over
   }
+}
+
+TEST_F(RanksTest, ARankThatHangsWhenAnotherHasFailedIsNotWaitedFor) {
+  std::promise<void> end;
+  const std::shared_future<void> ended = end.get_future().share();
+  Start(FakeOptions({.tensor_parallel_size = 2}), [&](int rank) -> runtime::FakeModel::Script {
+    return [rank, ended, num_calls = 0](auto tokens, auto num_prompt, auto logits) mutable {
+      if (++num_calls == 5 && rank == 1) throw std::runtime_error("rank 1 fell over");
+      if (num_calls == 5) ended.wait();
+      HashOfAll(tokens, num_prompt, logits);
+    };
+  });
+  const request::TokenEvent last = Submit(MakeRequest({20}, 1000))->Wait();
+  EXPECT_EQ(last.finish_reason, FinishReason::kError);
+  EXPECT_THAT(last.error.message(), HasSubstr("rank 1 fell over"));
+  EXPECT_FALSE(engine_->Stats().healthy);
+  end.set_value();
+  engine_.reset();
 }
 
 TEST_F(RanksTest, TheKvCacheIsWhatEveryRankHolds) {

@@ -1,5 +1,6 @@
 // LocalExecutor: the ranks of this process, each with a thread of its own. All run the same steps;
-// when one fails, the others are woken, so that every step ends on all of them. What a step asks of
+// when one fails, the others are woken, so that every step ends on all of them; a GPU that waits
+// for one that broke, in a library that knows no end of it, is not waited for. What a step asks of
 // the disk is asked when it has ended on all.
 #pragma once
 
@@ -8,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "base/bounded_queue.h"
 #include "comm/transport.h"
 #include "config/parallel_config.h"
 #include "runtime/executor.h"
@@ -51,8 +53,13 @@ class LocalExecutor final : public Executor {
     bool tells_results = false;
     std::unique_ptr<Worker> worker;
   };
+  struct Told {
+    size_t device;
+    Result<request::StepResult> result;
+  };
   const size_t num_data_ranks_;
   const int max_in_flight_;
+  BoundedQueue<Told> told_;  // the devices', one each at most
   std::vector<Device> devices_;
   std::deque<std::span<const request::ScheduledBatch>> in_flight_;  // oldest first
   std::unique_ptr<RankDisk> disk_;  // last: its threads use the ranks' host slots

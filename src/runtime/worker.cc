@@ -27,8 +27,11 @@ Status StatusOf(const Result<request::StepResult>& result) { return result.statu
 
 }  // namespace
 
-Worker::Worker(std::unique_ptr<ModelRunner> runner, comm::Transport* transport)
-    : runner_(std::move(runner)), transport_(transport), thread_([this] { RunThread(); }) {}
+Worker::Worker(std::unique_ptr<ModelRunner> runner, comm::Transport* transport, Tell tell)
+    : runner_(std::move(runner)),
+      transport_(transport),
+      tell_(std::move(tell)),
+      thread_([this] { RunThread(); }) {}
 
 Worker::~Worker() {
   commands_.Close();
@@ -37,10 +40,7 @@ Worker::~Worker() {
 
 void Worker::Start(const request::ScheduledBatch& batch) { CHECK(commands_.TryPush(&batch)); }
 
-Result<request::StepResult> Worker::Wait() {
-  CHECK(commands_.TryPush(nullptr));
-  return *results_.Pop();
-}
+void Worker::Collect() { CHECK(commands_.TryPush(nullptr)); }
 
 template <typename Run>
 auto Worker::RunOrAbort(const Run& run) -> decltype(run()) {
@@ -56,9 +56,9 @@ void Worker::RunThread() {
     if (*batch != nullptr) {
       if (launched.ok()) launched = RunOrAbort([&] { return runner_->Launch(**batch); });
     } else if (launched.ok()) {
-      CHECK(results_.TryPush(RunOrAbort([&] { return runner_->Collect(); })));
+      tell_(RunOrAbort([&] { return runner_->Collect(); }));
     } else {
-      CHECK(results_.TryPush(launched));
+      tell_(launched);
     }
   }
 }

@@ -1,9 +1,10 @@
 // Worker: the thread of one device. It runs batches in the order given; results come back in that
-// order. The engine's thread starts steps and waits for them; the ModelRunner is touched on the
-// worker's thread alone. A step that fails ends the world of the device's rank, so that no other
-// rank waits for it.
+// order. The engine's thread starts steps and asks for what they gave; the ModelRunner is touched
+// on the worker's thread alone. A step that fails ends the world of the device's rank, so that no
+// other rank waits for it.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <thread>
 
@@ -17,19 +18,24 @@ namespace fathom::runtime {
 
 class Worker {
  public:
+  // What a step gave. An error, or an exception made into one, is the device's or our own: nothing
+  // can be run after it.
+  using Tell = std::function<void(Result<request::StepResult>)>;
+
   // `transport`: the model's, to the other ranks; null: there are none. It outlives the worker.
-  Worker(std::unique_ptr<ModelRunner> runner, comm::Transport* transport);
+  // `tell` is called on the worker's thread, once for each Collect.
+  Worker(std::unique_ptr<ModelRunner> runner, comm::Transport* transport, Tell tell);
   ~Worker();  // waits for the step that runs
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Begins a step. As many as the runner's kMaxInFlight may be started and not waited for; `batch`
-  // must live until its Wait has returned, and what it views until the Wait after its Start.
+  // Begins a step. As many as the runner's kMaxInFlight may be started and not collected; `batch`
+  // must live until its result was told, and what it views until that of the Collect after its
+  // Start.
   void Start(const request::ScheduledBatch& batch);
 
-  // The result of the oldest step that was started. An error, or an exception made into one, is the
-  // device's or our own: nothing can be run after it.
-  Result<request::StepResult> Wait();
+  // Asks for the result of the oldest step that was started, to be told when it has ended.
+  void Collect();
 
  private:
   void RunThread();
@@ -38,9 +44,9 @@ class Worker {
 
   std::unique_ptr<ModelRunner> runner_;
   comm::Transport* const transport_;
+  const Tell tell_;
   // Null: the oldest step's result is wanted.
   BoundedQueue<const request::ScheduledBatch*> commands_{2 * ModelRunner::kMaxInFlight};
-  BoundedQueue<Result<request::StepResult>> results_{1};
   std::thread thread_;
 };
 
