@@ -150,8 +150,10 @@ int64_t AutomaticKvCacheBytes(int64_t max_useful_bytes, const device::Device& de
   const auto free_bytes = static_cast<double>(device.free_memory_bytes());
   double bytes = free_bytes * memory_share;
   if (device.kind() == device::DeviceKind::kCuda) {
+    constexpr double kLater = 1 << 30;  // logits, the sampler's places, captured steps
     const auto total_bytes = static_cast<double>(device.total_memory_bytes());
-    bytes = std::max(0.0, total_bytes * memory_share - (total_bytes - free_bytes));
+    bytes = total_bytes * memory_share - (total_bytes - free_bytes);
+    bytes = std::max(0.0, std::min(bytes, free_bytes - kLater));
   }
   return std::min(max_useful_bytes, static_cast<int64_t>(bytes));
 }

@@ -56,7 +56,8 @@ class KvCache {
 };
 
 // The bytes to plan with when the user named none: all that could ever be used, but no more than
-// `memory_share` of what is free now on a CPU, or of all of a GPU's memory less what is in use.
+// `memory_share` of what is free now on a CPU, or of all of a GPU's memory less what is in use, and
+// of a GPU's free memory all but 1 GiB, for what is allocated later.
 int64_t AutomaticKvCacheBytes(int64_t max_useful_bytes, const device::Device& device,
                               double memory_share);
 
