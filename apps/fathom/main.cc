@@ -363,7 +363,7 @@ void AddBench(CLI::App* app, Run* run) {
                 "Batches of equal prompts on the model alone: prefill, decode, share of roofline",
                 true, &latency, RunBenchLatency, run);
   AddBenchThroughput(bench, run);
-  AddBenchSteps(bench, "kernels", "The same, and each operator by the kind of its layer (GPU)",
+  AddBenchSteps(bench, "kernels", "As latency, and each operator by the kind of its layer (GPU)",
                 false, &kernels, RunBenchKernels, run);
   AddBenchLoad(bench, run);
 }

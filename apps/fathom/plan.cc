@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "apps/fathom/flag_builders.h"
+#include "apps/fathom/rank_loader.h"
 
 namespace fathom::app {
 namespace {
@@ -151,11 +152,13 @@ void SortForOneStream(std::vector<PlannedLayout>* layouts) {
                    });
 }
 
-const PlannedLayout& BestForThroughput(const std::vector<PlannedLayout>& layouts) {
-  return *std::max_element(layouts.begin(), layouts.end(),
-                           [](const PlannedLayout& a, const PlannedLayout& b) {
-                             return a.output_tokens_per_s < b.output_tokens_per_s;
-                           });
+// Those that fit and run, in the order given.
+std::vector<const PlannedLayout*> Usable(const std::vector<PlannedLayout>& layouts) {
+  std::vector<const PlannedLayout*> usable;
+  for (const PlannedLayout& layout : layouts) {
+    if (layout.memory.fits() && RunsOnGpus(layout.parallel)) usable.push_back(&layout);
+  }
+  return usable;
 }
 
 Result<PlanReport> MakeReport(const PlanOptions& options) {
@@ -179,9 +182,10 @@ Result<PlanReport> MakeReport(const PlanOptions& options) {
   for (int gpus = used; !AnyFits(report.layouts) && gpus <= kMostGpus; gpus *= 2) {
     std::vector<PlannedLayout> others = planner.PlanAll(gpus);
     SortForOneStream(&others);
-    if (others.empty() || !others[0].memory.fits()) continue;
+    const std::vector<const PlannedLayout*> usable = Usable(others);
+    if (usable.empty()) continue;
     report.fitting_gpus = gpus;
-    report.fitting = others[0].parallel;
+    report.fitting = usable[0]->parallel;
     break;
   }
   return report;
@@ -284,12 +288,24 @@ void PrintSpeeds(const PlanReport& report, const PlannedLayout& layout) {
   }
 }
 
-void PrintWhatRuns(const std::vector<PlannedLayout>& layouts) {
+// What stands beside layouts that do not run, and what it means.
+constexpr const char* kMark = "*";
+void ExplainMark(const std::vector<PlannedLayout>& layouts) {
   const bool all_run = std::all_of(layouts.begin(), layouts.end(), [](const PlannedLayout& layout) {
     return RunsOnGpus(layout.parallel);
   });
-  if (all_run) return;
-  fmt::print("fathom serve runs tensor parallel layouts on GPUs; others on CPUs only, so far\n");
+  if (!all_run) fmt::print("{} fathom serve runs it on CPUs only, so far\n", kMark);
+}
+
+void PrintFastest(const std::vector<PlannedLayout>& layouts) {
+  const std::vector<const PlannedLayout*> usable = Usable(layouts);
+  if (usable.empty()) return;
+  const PlannedLayout& many = **std::max_element(
+      usable.begin(), usable.end(), [](const PlannedLayout* a, const PlannedLayout* b) {
+        return a->output_tokens_per_s < b->output_tokens_per_s;
+      });
+  fmt::print("one stream is fastest with   {}\n", LayoutFlags(usable[0]->parallel));
+  fmt::print("many are fastest with        {}\n", LayoutFlags(many.parallel));
 }
 
 void PrintComparison(const PlanOptions& options, const PlanReport& report) {
@@ -302,7 +318,8 @@ void PrintComparison(const PlanOptions& options, const PlanReport& report) {
     const StageMemory& fullest = *std::min_element(
         memory.stages.begin(), memory.stages.end(),
         [](const auto& a, const auto& b) { return a.kv_budget_bytes < b.kv_budget_bytes; });
-    fmt::print("{:<18} {:>9} ", ShortName(layout.parallel),
+    fmt::print("{:<18} {:>9} ",
+               ShortName(layout.parallel) + (RunsOnGpus(layout.parallel) ? "" : kMark),
                Gib(static_cast<double>(fullest.weight_bytes)));
     if (!memory.fits()) {
       fmt::print("  lacks {} GiB\n", Gib(static_cast<double>(memory.missing_bytes)));
@@ -318,10 +335,8 @@ void PrintComparison(const PlanOptions& options, const PlanReport& report) {
              report.device.source);
   fmt::print("1 stream: at 4096 tokens; output: {} streams of {} in, {} out, or as many as fit\n",
              options.num_streams, options.input_len, options.output_len);
-  fmt::print("one stream is fastest with   {}\n", LayoutFlags(report.layouts[0].parallel));
-  fmt::print("many are fastest with        {}\n",
-             LayoutFlags(BestForThroughput(report.layouts).parallel));
-  PrintWhatRuns(report.layouts);
+  PrintFastest(report.layouts);
+  ExplainMark(report.layouts);
 }
 
 Status Verdict(const PlanOptions& options, const PlanReport& report) {
@@ -340,9 +355,7 @@ Status Verdict(const PlanOptions& options, const PlanReport& report) {
 
 }  // namespace
 
-bool RunsOnGpus(const ParallelConfig& p) {
-  return p.data_parallel_size == 1 && p.pipeline_parallel_size == 1 && !p.enable_expert_parallel;
-}
+bool RunsOnGpus(const ParallelConfig& parallel) { return CheckGpuLayout(parallel).ok(); }
 
 std::string LayoutFlags(const ParallelConfig& p) {
   std::string flags;
@@ -382,11 +395,11 @@ Status RunPlan(const PlanOptions& options) {
     fmt::print("\n");
     PrintComparison(options, report);
   } else {
-    fmt::print(", {}\n", LayoutFlags(first.parallel));
+    fmt::print(", {}{}\n", LayoutFlags(first.parallel), RunsOnGpus(first.parallel) ? "" : kMark);
     PrintMemory(first.memory);
     PrintCapacity(options, first);
     PrintSpeeds(report, first);
-    PrintWhatRuns(report.layouts);
+    ExplainMark(report.layouts);
   }
   return Verdict(options, report);
 }

@@ -41,7 +41,7 @@ struct PlanReport {
 // "--tensor-parallel-size 2 --data-parallel-size 4 --enable-expert-parallel".
 std::string LayoutFlags(const config::ParallelConfig& parallel);
 
-// Whether `fathom serve` runs it on GPUs: tensor parallel alone.
+// Whether `fathom serve` runs it on GPUs.
 bool RunsOnGpus(const config::ParallelConfig& parallel);
 
 // Requests of these lengths are counted, where the context holds them.

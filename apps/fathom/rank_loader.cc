@@ -16,6 +16,7 @@
 #include "checkpoint/shard.h"
 #include "comm/cuda_group.h"
 #include "device/cuda/multi_gpu.h"
+#include "kernels/collective/peer_view.h"
 #include "model/deepseek_v4_cuda.h"
 #include "model/weights.h"
 
@@ -185,19 +186,8 @@ Result<std::vector<Partners>> JoinGpus(const ModelOptions& options,
   return partners;
 }
 
-// What GPUs run is less than what CPUs do.
 Status CheckLayout(const config::ParallelConfig& parallel, int num_ranks) {
-  const bool has_data_ranks = parallel.data_parallel_size > 1;
-  if (has_data_ranks && (parallel.tensor_parallel_size > 1 || !parallel.enable_expert_parallel)) {
-    return InvalidArgument(
-        "GPUs run --data-parallel-size with --enable-expert-parallel and without "
-        "--tensor-parallel-size only so far: change it, or add --device cpu");
-  }
-  if (parallel.enable_expert_parallel && parallel.tensor_parallel_size > 1) {
-    return InvalidArgument(
-        "GPUs run --tensor-parallel-size without --enable-expert-parallel only so far: leave it "
-        "out, or add --device cpu");
-  }
+  RETURN_IF_ERROR(CheckGpuLayout(parallel));
   const int stage_ranks = parallel.tensor_parallel_size * parallel.data_parallel_size;
   if (num_ranks != 1 && num_ranks % stage_ranks != 0) {
     return InvalidArgument(
@@ -245,6 +235,27 @@ Result<std::vector<SessionRank>> OpenGpus(const ModelOptions& options, int num_r
 }
 
 }  // namespace
+
+Status CheckGpuLayout(const config::ParallelConfig& parallel) {
+  const bool has_data_ranks = parallel.data_parallel_size > 1;
+  if (has_data_ranks && (parallel.tensor_parallel_size > 1 || !parallel.enable_expert_parallel)) {
+    return InvalidArgument(
+        "GPUs run --data-parallel-size with --enable-expert-parallel and without "
+        "--tensor-parallel-size only so far: change it, or add --device cpu");
+  }
+  if (parallel.enable_expert_parallel && parallel.tensor_parallel_size > 1) {
+    return InvalidArgument(
+        "GPUs run --tensor-parallel-size without --enable-expert-parallel only so far: leave it "
+        "out, or add --device cpu");
+  }
+  if (std::max(parallel.tensor_parallel_size, parallel.data_parallel_size) > kernels::kMaxPeers) {
+    return InvalidArgument(
+        fmt::format("GPUs run at most {} tensor or data ranks so far: add "
+                    "--pipeline-parallel-size, or --device cpu",
+                    kernels::kMaxPeers));
+  }
+  return OkStatus();
+}
 
 Result<std::vector<SessionRank>> OpenDevices(const ModelOptions& options, int num_ranks,
                                              int first_gpu) {

@@ -32,6 +32,9 @@ struct LoadTimes {
   double seconds = 0;           // of OpenModel
 };
 
+// kInvalidArgument: GPUs do not run the layout, and CPUs do.
+Status CheckGpuLayout(const config::ParallelConfig& parallel);
+
 // A device for each of `num_ranks` ranks: GPUs from number `first_gpu` on, or equal parts of the
 // CPU's threads; a rank without its others has a GPU. kInvalidArgument: --device, --numerics and
 // the layout contradict each other; kDevice: too few GPUs.

@@ -76,11 +76,28 @@ def test_layouts_are_ranked_by_what_fits_and_by_speed():
     for layout in ranked:
         assert layout["tensor_parallel_size"] * layout["data_parallel_size"] * layout["pipeline_parallel_size"] == 8
     shown = plan("pro", "--gpus", "8").stdout
-    assert f"one stream is fastest with   {fitting[0]['flags']}\n" in shown
-    best = max(fitting, key=lambda layout: layout["at_best"]["output"]["tokens_per_s"])
+    usable = [layout for layout in fitting if layout["runs_on_gpus"]]
+    assert f"one stream is fastest with   {usable[0]['flags']}\n" in shown
+    best = max(usable, key=lambda layout: layout["at_best"]["output"]["tokens_per_s"])
     assert f"many are fastest with        {best['flags']}\n" in shown
-    assert "others on CPUs only" in shown and "CPUs" not in plan("pro", "--tensor-parallel-size", "8").stdout
-    assert [layout["flags"] for layout in ranked if layout["runs_on_gpus"]] == ["--tensor-parallel-size 8"]
+
+
+def test_layouts_that_gpus_do_not_run_are_marked():
+    def runs(layout: dict) -> bool:
+        tensor, data = layout["tensor_parallel_size"], layout["data_parallel_size"]
+        if data > 1:
+            return tensor == 1 and layout["enable_expert_parallel"]
+        return tensor == 1 or not layout["enable_expert_parallel"]
+
+    ranked = layouts("flash", "--gpus", "4")
+    assert len(ranked) > 5 and [layout["runs_on_gpus"] for layout in ranked] == [runs(layout) for layout in ranked]
+    shown = plan("flash", "--gpus", "4").stdout
+    marked = re.findall(r"^(.*?)\* ", shown.split("\n\nspeeds")[0], re.MULTILINE)
+    assert {"TP 4, EP", "TP 2, DP 2, EP"} <= set(marked) and not {"TP 4", "DP 4, EP", "TP 2, PP 2", "PP 4"} & set(marked)
+    assert shown.endswith("* fathom serve runs it on CPUs only, so far\n")
+    assert "*" not in plan("flash", "--data-parallel-size", "4", "--enable-expert-parallel").stdout
+    assert "--enable-expert-parallel*\n" in plan("flash", "--tensor-parallel-size", "4", "--enable-expert-parallel").stdout
+    assert not any(layout["runs_on_gpus"] for layout in layouts("flash", "--tensor-parallel-size", "16"))
 
 
 def test_stages_are_shown_side_by_side():
