@@ -1,6 +1,6 @@
-// The built-in model on GPUs that are data ranks and have some of the experts each, against the
-// model on one GPU: the same bits for every prompt, whatever the others do, and for decodes, which
-// are graphs.
+// The built-in model, and four layers as wide as Flash's, on GPUs that are data ranks and have some
+// of the experts each, against the model on one GPU: the same bits for every prompt, whatever the
+// others do, and for decodes, which are graphs.
 #include "comm/cuda_expert_ranks.h"
 
 #include <gtest/gtest.h>
@@ -19,23 +19,29 @@ constexpr int kMaxSeqs = 8, kMaxLength = 700;
 // A rank's part of a step: so many tokens of each of its first sequences.
 using Chunk = std::vector<int>;
 
-class CudaExpertRanksTest : public testing::TestWithParam<int> {
+struct Layout {
+  const char* name;
+  int num_ranks;
+  TestSource (*source)();
+};
+
+class CudaExpertRanksTest : public testing::TestWithParam<Layout> {
  protected:
   void SetUp() override {
-    const int size = GetParam(), count = device::CountGpus();
+    const int size = GetParam().num_ranks, count = device::CountGpus();
     if (count < size) GTEST_SKIP() << size << " GPUs are needed, there are " << count;
     auto group = comm::MakeCudaExpertRanks(comm::FirstGpus(size),
-                                           {.hidden = tiny_.config.hidden_size,
-                                            .num_chosen = tiny_.config.num_experts_per_token,
+                                           {.hidden = source_.config.hidden_size,
+                                            .num_chosen = source_.config.num_experts_per_token,
                                             .max_tokens = kMaxSeqs * kMaxLength});
     ASSERT_TRUE(group.ok()) << group.status().message();
     const config::ParallelConfig parallel{.data_parallel_size = size,
                                           .enable_expert_parallel = true};
     for (int r = 0; r < size; ++r) {
-      alone_.push_back(tiny_.OnGpu(r, kMaxSeqs, kMaxLength));
-      ranks_.push_back(tiny_.OnGpu(r, kMaxSeqs, kMaxLength,
-                                   {.expert_ranks = (*group)[static_cast<size_t>(r)]},
-                                   {parallel, PlaceOf(parallel, r), nullptr}));
+      alone_.push_back(source_.OnGpu(r, kMaxSeqs, kMaxLength));
+      ranks_.push_back(source_.OnGpu(r, kMaxSeqs, kMaxLength,
+                                     {.expert_ranks = (*group)[static_cast<size_t>(r)]},
+                                     {parallel, PlaceOf(parallel, r), nullptr}));
     }
   }
 
@@ -43,7 +49,7 @@ class CudaExpertRanksTest : public testing::TestWithParam<int> {
     std::vector<TestSequence> sequences;
     for (int i = 0; i < kMaxSeqs; ++i) {
       sequences.push_back(
-          model.Add(RandomTokens(tiny_.config, kMaxLength,
+          model.Add(RandomTokens(source_.config, kMaxLength,
                                  static_cast<uint32_t>(rank) * 100u + static_cast<uint32_t>(i))));
     }
     return sequences;
@@ -88,11 +94,11 @@ class CudaExpertRanksTest : public testing::TestWithParam<int> {
   // The same for ranks beyond the second as for the first two in turn.
   std::vector<Chunk> Step(const Chunk& even, const Chunk& odd) const {
     std::vector<Chunk> step;
-    for (int r = 0; r < GetParam(); ++r) step.push_back(r % 2 == 0 ? even : odd);
+    for (int r = 0; r < GetParam().num_ranks; ++r) step.push_back(r % 2 == 0 ? even : odd);
     return step;
   }
 
-  const TestSource tiny_ = OpenTinyModel();
+  const TestSource source_ = GetParam().source();
   std::vector<std::unique_ptr<TestModel>> alone_, ranks_;
   std::vector<std::vector<TestSequence>> of_alone_, of_ranks_;
 };
@@ -107,7 +113,13 @@ TEST_P(CudaExpertRanksTest, GiveTheBitsOfOneGpu) {
              true);
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, CudaExpertRanksTest, testing::Values(2, 4));
+TestSource Wide() { return WideModel(); }
+
+INSTANTIATE_TEST_SUITE_P(Layouts, CudaExpertRanksTest,
+                         testing::Values(Layout{"BuiltIn2", 2, OpenTinyModel},
+                                         Layout{"BuiltIn4", 4, OpenTinyModel},
+                                         Layout{"Wide2", 2, Wide}, Layout{"Wide4", 4, Wide}),
+                         [](const auto& layout) { return layout.param.name; });
 
 }  // namespace
 }  // namespace fathom::model

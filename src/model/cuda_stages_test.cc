@@ -1,5 +1,5 @@
-// The built-in model in pipeline stages, on as many GPUs as there are, against the model on one:
-// the same bits, in prompts and in decodes that are graphs.
+// The built-in model, and four layers as wide as Flash's, in pipeline stages, on as many GPUs as
+// there are, against the model on one: the same bits, in prompts and in decodes that are graphs.
 #include "model/cuda_stages.h"
 
 #include <gtest/gtest.h>
@@ -34,8 +34,10 @@ class FarTransport final : public comm::Transport {
 };
 
 struct Stages {
+  const char* name;
   int count;
-  bool is_one_process;
+  bool is_one_process = true;
+  bool is_wide = false;
 };
 
 class CudaStagesTest : public testing::TestWithParam<Stages> {
@@ -48,13 +50,13 @@ class CudaStagesTest : public testing::TestWithParam<Stages> {
     for (const auto& transport : near_) {
       far_.push_back(std::make_unique<FarTransport>(*transport));
     }
-    alone_ = tiny_.OnGpu(0, kMaxSeqs, kMaxLength);
+    alone_ = source_.OnGpu(0, kMaxSeqs, kMaxLength);
     const config::ParallelConfig parallel{.pipeline_parallel_size = count};
     for (int r = 0; r < count; ++r) {
       const auto i = static_cast<size_t>(r);
       comm::Transport* const transport = GetParam().is_one_process ? near_[i].get() : far_[i].get();
-      stages_.push_back(tiny_.OnGpu(r % num_gpus, kMaxSeqs, kMaxLength, {},
-                                    {parallel, PlaceOf(parallel, r), transport}));
+      stages_.push_back(source_.OnGpu(r % num_gpus, kMaxSeqs, kMaxLength, {},
+                                      {parallel, PlaceOf(parallel, r), transport}));
     }
   }
 
@@ -82,7 +84,7 @@ class CudaStagesTest : public testing::TestWithParam<Stages> {
     return logits;
   }
 
-  const TestSource tiny_ = OpenTinyModel();
+  const TestSource source_ = GetParam().is_wide ? WideModel() : OpenTinyModel();
   std::vector<std::unique_ptr<comm::Transport>> near_, far_;
   std::unique_ptr<TestModel> alone_;
   std::vector<std::unique_ptr<TestModel>> stages_;
@@ -101,11 +103,11 @@ TEST_P(CudaStagesTest, HaveTheBitsOfOneGpu) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, CudaStagesTest,
-                         testing::Values(Stages{2, true}, Stages{4, true}, Stages{3, false}),
-                         [](const auto& stages) {
-                           return std::to_string(stages.param.count) +
-                                  (stages.param.is_one_process ? "" : "OfSeveralProcesses");
-                         });
+                         testing::Values(Stages{"Two", 2}, Stages{"Four", 4},
+                                         Stages{"ThreeOfSeveralProcesses", 3, false},
+                                         Stages{"TwoWide", 2, true, true},
+                                         Stages{"ThreeWideOfSeveralProcesses", 3, false, true}),
+                         [](const auto& stages) { return stages.param.name; });
 
 }  // namespace
 }  // namespace fathom::model
