@@ -266,6 +266,7 @@ Result<std::vector<SessionRank>> OpenDevices(const ModelOptions& options, int nu
     auto gpus = OpenGpus(options, num_ranks, first_gpu);
     const bool is_meant = options.parallel.world_size() > 1 && device::CountGpus() > 0;
     if (gpus.ok() || is_meant) return gpus;
+    if (device::MayHaveGpus()) LogWarning("the CPU is used: {}", gpus.status().message());
   }
   const int threads = options.num_threads > 0 ? options.num_threads : NumUsableCores();
   std::vector<SessionRank> ranks(static_cast<size_t>(num_ranks));

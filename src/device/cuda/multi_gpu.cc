@@ -14,6 +14,14 @@ int CountGpus() {
   return 0;
 }
 
+bool MayHaveGpus() {
+  int driver = 0, count = 0;
+  cudaError_t error = cudaDriverGetVersion(&driver);
+  if (error == cudaSuccess) error = cudaGetDeviceCount(&count);
+  (void)cudaGetLastError();
+  return driver != 0 && error != cudaErrorNoDevice;
+}
+
 PeerLink ProbePeerLink(int from, int to) {
   int reaches = 0, atomics = 0;
   if (cudaDeviceCanAccessPeer(&reaches, from, to) != cudaSuccess || reaches == 0) {

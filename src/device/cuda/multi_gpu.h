@@ -10,6 +10,10 @@ namespace fathom::device {
 
 int CountGpus();
 
+// Whether there is a driver that does not say that this process has no GPU: if none can be opened
+// nevertheless, that is worth telling.
+bool MayHaveGpus();
+
 // How kernels on GPU `from` reach the memory of GPU `to`.
 enum class PeerLink { kNone, kPcie, kNvlink };
 PeerLink ProbePeerLink(int from, int to);

@@ -14,6 +14,7 @@ Result<std::unique_ptr<Device>> MakeCudaDevice(int) {
 std::unique_ptr<Timeline> MakeTimeline(DeviceKind) { return MakeCpuTimeline(); }
 
 int CountGpus() { return 0; }
+bool MayHaveGpus() { return false; }
 PeerLink ProbePeerLink(int, int) { return PeerLink::kNone; }
 void ReachEachOther(std::span<const int>) {}
 void LoadKernelsEagerly() noexcept {}
