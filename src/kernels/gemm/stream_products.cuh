@@ -13,13 +13,6 @@ namespace fathom::kernels {
 
 __device__ __forceinline__ int ThreadOfGroup() { return static_cast<int>(threadIdx.x) % 128; }
 
-// Results of wgmma may only be read below the wait for them.
-template <int kCount>
-__device__ __forceinline__ void ReadyRegisters(float (&values)[kCount]) {
-#pragma unroll
-  for (float& value : values) asm volatile("" : "+f"(value)::"memory");
-}
-
 // B of one token without swizzle, 16 bytes next to each other in K next to each other in memory. Of
 // its eight rows, 16 bytes apart, the token is the first one; what the others hold, the token's
 // next chunks and kBehindToken bytes behind its last one, gives sums that nobody reads.

@@ -24,6 +24,12 @@ template <int kPending>
 __device__ inline void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
+// Results of wgmma may only be read below the wait for them.
+template <int kCount>
+__device__ __forceinline__ void ReadyRegisters(float (&values)[kCount]) {
+#pragma unroll
+  for (float& value : values) asm volatile("" : "+f"(value)::"memory");
+}
 
 enum class WgmmaType { kE4m3, kBf16 };
 

@@ -7,8 +7,9 @@
 #include "kernels/launch.cuh"
 #include "kernels/sparse_attention/attention_cluster.cuh"
 #include "kernels/sparse_attention/attention_decode.cuh"
+#include "kernels/sparse_attention/attention_long.cuh"
 #include "kernels/sparse_attention/attention_sm90.cuh"
-#include "kernels/sparse_attention/attention_two_phase.cuh"
+#include "kernels/sparse_attention/long_sums.cuh"
 
 namespace fathom::kernels {
 namespace {
@@ -211,19 +212,15 @@ inline constexpr int kClusterBlocks = 120;  // of clusters of eight, that run at
 struct DecodePlan {
   int heads = 8, splits = 0;
   int clusters = 0;  // of `splits` each; more than one meet
-  bool two_phase = false;
+  bool is_long = false;
 
-  // Of a split. With two phases it is a group of tiles. With 16 heads and more a part of less than
-  // a tile is not made: it would take as long as a tile's, and time to add up.
-  int least_keys() const {
-    if (two_phase) return kGroupTiles * kKeyTile;
-    return splits == 0 ? 0 : heads == 8 ? kSplitGranule : kKeyTile;
-  }
+  // Of a split. With 16 heads and more a part of less than a tile is not made: it would take as
+  // long as a tile's, and time to add up.
+  int least_keys() const { return splits == 0 ? 0 : heads == 8 ? kSplitGranule : kKeyTile; }
 };
 
 // `counters`.
 struct AttentionCounters {
-  TwoPhaseCounters two_phase;
   alignas(128) ToldColumns told[kMostTold];
 };
 
@@ -265,9 +262,8 @@ DecodePlan PlanDecode(const CudaSparseAttentionParams& p) {
   if (tiles(few) == 1) return {8, few, false};
   if (tiles(more) <= 2) return {16, more, false};
   if (tiles(2 * most) == 1) return {32, 2 * most, false};
-  if (tokens == 1 && tiles(kTargetBlocks) == 1 && NumMultiprocessors() >= kTargetBlocks) {
-    const int groups = (tiles(1) + kGroupTiles - 1) / kGroupTiles;
-    return {.heads = kHeadTile, .splits = groups, .two_phase = true};
+  if (tokens == 1 && tiles(2 * most) == 2) {
+    return {.is_long = true};
   }
   if (tiles(more) == 3) return {16, more, false};
   if (tiles(2 * most) == 2) return {32, 2 * most, false};
@@ -362,27 +358,21 @@ int64_t PartsBytes(int num_heads) {
   return kTargetBlocks * heads * (kHeadDim * 4 + int64_t{sizeof(float2)});
 }
 
-void LaunchTwoPhase(const CudaSparseAttentionParams& p, const AttentionParts& parts,
-                    device::Stream& stream) {
-  CHECK(p.counters != nullptr);
-  static_assert(kSlices <= kGroupTiles);
-  const int blocks = std::min(parts.max_splits * kGroupTiles, kTargetBlocks);
-  auto* const tiles = reinterpret_cast<TileProbabilities*>(
-      reinterpret_cast<std::byte*>(p.workspace) + PartsBytes(p.num_heads));
-  for (int head = 0; head < p.num_heads; head += kHeadTile) {
-    LaunchKernel(TwoPhaseAttentionKernel, blocks, kTwoPhaseThreads, kTwoPhaseSharedBytes, stream, p,
-                 parts, tiles, head);
-  }
-  LaunchCombine(p, parts, stream);
+void LaunchLong(const CudaSparseAttentionParams& p, device::Stream& stream) {
+  LongParts parts;
+  parts.sums = reinterpret_cast<__half2*>(p.workspace);
+  parts.scales = reinterpret_cast<float2*>(parts.sums + int64_t{p.num_heads} * LongParts::kHead);
+  const dim3 grid(kLongSplits, (p.num_heads + kLongHeads - 1) / kLongHeads);
+  LaunchKernel(LongAttentionKernel, grid, kLongThreads, kLongSharedBytes, stream, p, parts);
+  LaunchKernel(LongSumsKernel, dim3(p.num_heads, kHeadDim / kSumsColumns), kSumsThreads, 0, stream,
+               p, parts);
 }
 
 int HeadTiles(int num_heads) { return (num_heads + kHeadTile - 1) / kHeadTile; }
 
 }  // namespace
 
-int64_t SparseAttentionWorkspaceBytes(int num_heads) {
-  return PartsBytes(num_heads) + kTargetBlocks * int64_t{sizeof(TileProbabilities)};
-}
+int64_t SparseAttentionWorkspaceBytes(int num_heads) { return PartsBytes(num_heads); }
 int64_t SparseAttentionCountersBytes() { return sizeof(AttentionCounters); }
 
 bool AwaitsWords(const CudaSparseAttentionParams& p) {
@@ -405,9 +395,9 @@ void Launch(const CudaSparseAttentionParams& p, device::Stream& stream) {
                           .max_splits = max_splits,
                           .least_keys = plan.least_keys()};
   };
+  if (plan.is_long) return LaunchLong(p, stream);
   if (plan.splits > 0) {
     const AttentionParts parts = parts_of(plan.splits);
-    if (plan.two_phase) return LaunchTwoPhase(p, parts, stream);
     if (plan.clusters > 1) return LaunchMeeting(p, plan.clusters, stream);
     if (plan.clusters == 1) return LaunchCluster(p, plan.splits, stream);
     // A rank with half of the heads has half of them in a block: the same sums, and as many blocks.

@@ -24,14 +24,15 @@ __device__ inline void WgmmaValues(float (&d)[128], uint64_t p, uint64_t v) {
       : "l"(p), "l"(v));
 }
 
-// D[64, 64] += P[64, 16] * V[16, 64], P in registers.
-__device__ inline void WgmmaValues(float (&d)[32], const uint4& p, uint64_t v) {
+// The same product turned around: D[64, 32] += V[16, 64]^T * P[32, 16]^T, columns of V by rows of
+// P.
+__device__ inline void WgmmaValues(float (&d)[16], uint64_t v, uint64_t p) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" FATHOM_WGMMA_NAMES32
-      "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
-      : FATHOM_WGMMA_D32(0)
-      : "r"(p.x), "r"(p.y), "r"(p.z), "r"(p.w), "l"(v));
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" FATHOM_WGMMA_NAMES16
+      "}, %16, %17, p, 1, 1, 1, 0;\n}"
+      : FATHOM_WGMMA_D16(0)
+      : "l"(v), "l"(p));
 }
 
 }  // namespace fathom::kernels
