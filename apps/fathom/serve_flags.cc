@@ -172,7 +172,9 @@ void AddModelFlags(std::vector<ServeFlag>* flags) {
                          SetModelNumber(&ModelOptions::max_num_seqs, 1, 65536, "max-num-seqs")));
   flags->push_back(Works(
       "max-num-batched-tokens", "N",
-      "tokens of one step, at least --max-num-seqs (default 8192 on a GPU, 2048 on a CPU)",
+      "tokens of one step, at least --max-num-seqs, at most 65535 on a GPU (default 8192 there, "
+      "2048 "
+      "on a CPU)",
       SetModelNumber(&ModelOptions::max_num_batched_tokens, 1, 1 << 20, "max-num-batched-tokens")));
   flags->push_back(Works("decode-floor", "SHARE",
                          "of its speed alone that an answer keeps while prompts run, 0 to 0.95 "

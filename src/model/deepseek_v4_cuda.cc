@@ -316,7 +316,7 @@ Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig
                                                        device::Device& device,
                                                        const CudaModelOptions& options) {
   const int tensor_ranks = options.collectives == nullptr ? 1 : options.collectives->size();
-  RETURN_IF_ERROR(CheckCudaSizes(config, tensor_ranks));
+  RETURN_IF_ERROR(CheckCudaSizes(config, limits, tensor_ranks));
   ASSIGN_OR_RETURN(const std::vector<int64_t> wo_b, ShapeOf(source, "wo_b"));
   ASSIGN_OR_RETURN(const std::vector<int64_t> wq_b, ShapeOf(source, "wq_b"));
   const int64_t grouped_columns = wo_b.back();  // of all tensor ranks

@@ -1,6 +1,7 @@
 // No step asks for more than a GPU has: all launches of Flash's and Pro's layers, for any number of
-// tokens behind contexts of any length, alone and on a tensor or data rank of two and four, without
-// a GPU.
+// tokens behind contexts of any length, alone and on a tensor or data rank of two, four and eight,
+// and of models of other sizes, without a GPU. Sizes that kernels do not run are refused.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +19,7 @@
 namespace fathom::model {
 namespace {
 
-constexpr int kMaxSeqs = 300, kMaxTokens = 8192, kMaxLength = 1 << 20;
+constexpr int kMaxSeqs = 300, kMaxTokens = 65535, kMaxLength = 1 << 20;
 
 // Of an H200.
 bool Fits(const Launched& l) {
@@ -51,13 +52,13 @@ struct OtherRanks {
   bool decode;
 };
 
-class LaunchesTest : public testing::TestWithParam<std::tuple<const char*, Layout>> {
+constexpr ModelLimits kLimits{kMaxTokens, kMaxSeqs, kMaxLength};
+
+class Launches : public testing::Test {
  protected:
   // The first rank's.
-  void MakeModel(kv_cache::IndexKeyDType dtype) {
-    const auto& [preset, layout] = GetParam();
-    config::ModelConfig config = FirstLayers(preset);
-    const ModelLimits limits{kMaxTokens, kMaxSeqs, kMaxLength};
+  void MakeModel(config::ModelConfig config, const Layout& layout, kv_cache::IndexKeyDType dtype) {
+    num_data_ranks_ = layout.num_data_ranks;
     CudaModelOptions options{.enforce_eager = true};
     const auto whole = checkpoint::MakeSyntheticSource(config, 1);
     std::unique_ptr<checkpoint::TensorSource> sharded;
@@ -69,14 +70,14 @@ class LaunchesTest : public testing::TestWithParam<std::tuple<const char*, Layou
                                           .data_parallel_size = layout.num_data_ranks,
                                           .enable_expert_parallel = layout.num_data_ranks > 1};
     if (parallel.world_size() > 1) {
-      Join(config, limits, parallel, options);
+      Join(config, kLimits, parallel, options);
       const auto shard = WithWholeAttention(
           config, parallel, checkpoint::MakeShard(config, parallel, options.rank.place).value());
       sharded = checkpoint::MakeShardedSource(*whole, config, shard);
       config = shard.config;
     }
     auto model = MakeDeepSeekV4Cuda(config, dtype, sharded == nullptr ? *whole : *sharded, true,
-                                    limits, *device_, options);
+                                    kLimits, *device_, options);
     ASSERT_TRUE(model.ok()) << model.status().message();
     model_ = std::move(*model);
   }
@@ -116,8 +117,8 @@ class LaunchesTest : public testing::TestWithParam<std::tuple<const char*, Layou
     const std::vector<int32_t> tables(seqs * static_cast<size_t>(blocks)),
         windows(seqs * static_cast<size_t>(pages));
     std::vector<int32_t> of_data_ranks;
-    if (const int size = std::get<1>(GetParam()).num_data_ranks; size > 1) {
-      of_data_ranks.assign(static_cast<size_t>(size), others.num_tokens);
+    if (num_data_ranks_ > 1) {
+      of_data_ranks.assign(static_cast<size_t>(num_data_ranks_), others.num_tokens);
       of_data_ranks[0] = num_seqs * tokens_each;
     }
     OnLaunch([&](const Launched& l) {
@@ -144,14 +145,31 @@ class LaunchesTest : public testing::TestWithParam<std::tuple<const char*, Layou
     ASSERT_TRUE(model_->Forward(batch, {}, nullptr, *stream_, nullptr).ok());
   }
 
+  // Why there is no such model.
+  static Status Refusal(const config::ModelConfig& config, const ModelLimits& limits) {
+    const auto device = device::MakeCudaDevice(0).value();
+    return MakeDeepSeekV4Cuda(config, kv_cache::IndexKeyDType::kFp4,
+                              *checkpoint::MakeSyntheticSource(config, 1), true, limits, *device)
+        .status();
+  }
+
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<device::Stream> stream_;
   std::unique_ptr<DeepSeekV4> model_;
+  int num_data_ranks_ = 1;
+};
+
+class LaunchesTest : public Launches,
+                     public testing::WithParamInterface<std::tuple<const char*, Layout>> {
+ protected:
+  void MakeModelOfParam(kv_cache::IndexKeyDType dtype) {
+    MakeModel(FirstLayers(std::get<0>(GetParam())), std::get<1>(GetParam()), dtype);
+  }
 };
 
 TEST_P(LaunchesTest, AllFit) {
   for (const auto dtype : {kv_cache::IndexKeyDType::kFp4, kv_cache::IndexKeyDType::kFp8}) {
-    MakeModel(dtype);
+    MakeModelOfParam(dtype);
     if (HasFatalFailure()) return;
     for (int seqs = 1; seqs <= kMaxSeqs; seqs += seqs < 140 ? 1 : 7) {
       for (const int context : {1, 200, 2051, 4000, 16000, 20000, 40000, 70000, 140000, 262143,
@@ -160,7 +178,7 @@ TEST_P(LaunchesTest, AllFit) {
       }
     }
     for (int tokens = 1; tokens <= kMaxTokens; tokens = std::max(tokens + 1, tokens * 33 / 32)) {
-      for (const int context : {0, 5000, 130000, 1030000}) Step(1, tokens, context, true);
+      for (const int context : {0, 5000, 130000, 980000}) Step(1, tokens, context, true);
     }
     for (int seqs = 2; seqs <= 64; ++seqs) {
       for (const int tokens : {2, 3, 33, 120}) Step(seqs, tokens, 3000, true);
@@ -172,7 +190,7 @@ TEST_P(LaunchesTest, AllFit) {
 class DataRankLaunchesTest : public LaunchesTest {};
 
 TEST_P(DataRankLaunchesTest, AllFitWhateverOthersRun) {
-  MakeModel(kv_cache::IndexKeyDType::kFp4);
+  MakeModelOfParam(kv_cache::IndexKeyDType::kFp4);
   if (HasFatalFailure()) return;
   for (const int others : {0, 1, 8, 9, 16, 17, 132, 133, kMaxSeqs}) {
     for (const int seqs : {0, 1, 8, 9, 17, 140, kMaxSeqs}) {
@@ -185,6 +203,43 @@ TEST_P(DataRankLaunchesTest, AllFitWhateverOthersRun) {
   }
 }
 
+// Flash, but for one size.
+struct Size {
+  const char* field;
+  int config::ModelConfig::* member;
+  std::vector<int> run, refused;
+};
+
+class SizesTest : public Launches, public testing::WithParamInterface<Size> {
+ protected:
+  static config::ModelConfig FlashBut(int size) {
+    config::ModelConfig config = FirstLayers("flash");
+    config.*GetParam().member = size;
+    return config;
+  }
+};
+
+TEST_P(SizesTest, AreRunOrRefused) {
+  for (const int size : GetParam().run) {
+    SCOPED_TRACE(size);
+    MakeModel(FlashBut(size), {"alone"}, kv_cache::IndexKeyDType::kFp4);
+    if (HasFatalFailure()) return;
+    for (const int tokens : {1, 5, 12, 40, 300}) Step(tokens, 1, 20000, false);
+    for (const int tokens : {1, 30, 1000, 9000}) Step(1, tokens, 20000, true);
+  }
+  for (const int size : GetParam().refused) {
+    const Status status = Refusal(FlashBut(size), kLimits);
+    EXPECT_EQ(status.code(), StatusCode::kBadModel) << size;
+    EXPECT_THAT(status.message(), testing::StartsWith(GetParam().field)) << size;
+  }
+}
+
+TEST_F(Launches, MoreTokensThanAStepMayHaveAreRefused) {
+  const Status status = Refusal(FirstLayers("flash"), {kMaxTokens + 1, kMaxSeqs, kMaxLength});
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), testing::HasSubstr("--max-num-batched-tokens is 65536"));
+}
+
 std::string NameOf(const testing::TestParamInfo<LaunchesTest::ParamType>& param) {
   const auto& [preset, layout] = param.param;
   return std::string(preset) + "_" + layout.name;
@@ -193,9 +248,25 @@ std::string NameOf(const testing::TestParamInfo<LaunchesTest::ParamType>& param)
 INSTANTIATE_TEST_SUITE_P(
     Layouts, LaunchesTest,
     testing::Combine(testing::Values("flash", "pro"),
-                     testing::Values(Layout{"alone"}, Layout{"tensor2", 2}, Layout{"tensor4", 4},
-                                     Layout{"data2", 1, 2}, Layout{"data4", 1, 4})),
+                     testing::Values(Layout{"alone"}, Layout{"tensor2", 2}, Layout{"tensor3", 3},
+                                     Layout{"tensor4", 4}, Layout{"tensor8", 8},
+                                     Layout{"data2", 1, 2}, Layout{"data4", 1, 4},
+                                     Layout{"data8", 1, 8})),
     NameOf);
+using config::ModelConfig;
+INSTANTIATE_TEST_SUITE_P(
+    Of, SizesTest,
+    testing::Values(
+        Size{"hidden_size", &ModelConfig::hidden_size, {128, 384, 5120, 8192}, {8320}},
+        Size{"vocab_size", &ModelConfig::vocab_size, {2, 4098}, {4097}},
+        Size{"q_lora_rank", &ModelConfig::q_lora_rank, {128, 384, 2048}, {2176}},
+        Size{"o_lora_rank", &ModelConfig::o_lora_rank, {128, 384}, {64, 192}},
+        Size{"index_n_heads", &ModelConfig::index_num_heads, {2, 8, 10, 64}, {1, 3, 66}},
+        Size{"index_topk", &ModelConfig::index_topk, {1, 100, 2048, 16384}, {}},
+        Size{"moe_intermediate_size", &ModelConfig::moe_intermediate_size, {128, 1408, 8192}, {}},
+        Size{"n_routed_experts", &ModelConfig::num_experts, {6, 64, 512}, {7, 514}},
+        Size{"num_experts_per_tok", &ModelConfig::num_experts_per_token, {1, 16}, {17}}),
+    [](const auto& size) { return std::string(size.param.field); });
 INSTANTIATE_TEST_SUITE_P(Layouts, DataRankLaunchesTest,
                          testing::Combine(testing::Values("flash", "pro"),
                                           testing::Values(Layout{"data2", 1, 2},

@@ -11,7 +11,7 @@
 namespace fathom::model {
 namespace {
 
-constexpr int kGpus = 4, kMultiprocessors = 132;
+constexpr int kGpus = 8, kMultiprocessors = 132;
 
 struct Runtime {
   std::map<std::byte*, size_t> memory;  // of the GPUs
