@@ -13,6 +13,7 @@
 #include "api/server.h"
 #include "apps/fathom/commands.h"
 #include "apps/fathom/local_engine.h"
+#include "apps/fathom/memory_check.h"
 #include "apps/fathom/sampling_defaults.h"
 #include "base/clock.h"
 #include "base/log.h"
@@ -215,11 +216,11 @@ Status RunServe(const ServeOptions& options) {
   SetLogLevel(ParseLogLevel(options.log_level));
   const sigset_t signals = BlockStopSignals();
   std::optional<EndedBySignal> start(signals);
-  const auto check_address = [&options](const ModelSession& session) {
+  const auto check = [&options](const ModelSession& session) {
+    RETURN_IF_ERROR(CheckKvRoom(options.model, session));
     return session.is_follower() ? OkStatus() : http::CheckAddress(options.host, options.port);
   };
-  ASSIGN_OR_RETURN(ModelSession session,
-                   OpenModel(options.model, SessionText::kTokenizer, check_address));
+  ASSIGN_OR_RETURN(ModelSession session, OpenModel(options.model, SessionText::kTokenizer, check));
   if (session.is_follower()) {
     start.reset();
     return FollowUntilSignal(session, options, signals);
