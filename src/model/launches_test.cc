@@ -203,6 +203,18 @@ TEST_P(DataRankLaunchesTest, AllFitWhateverOthersRun) {
   }
 }
 
+TEST_F(Launches, AGpuWithoutCodeIsNamed) {
+  for (const auto& [major, minor] : {std::pair(8, 0), {9, 1}, {10, 0}}) {
+    SetComputeCapability(major, minor);
+    const Status status = device::MakeCudaDevice(0).status();
+    SetComputeCapability(9, 0);
+    EXPECT_EQ(status.code(), StatusCode::kDevice);
+    EXPECT_THAT(status.message(), testing::AllOf(testing::HasSubstr(std::to_string(major) + "." +
+                                                                    std::to_string(minor)),
+                                                 testing::HasSubstr("code for 9.0 only")));
+  }
+}
+
 // Flash, but for one size.
 struct Size {
   const char* field;

@@ -18,6 +18,7 @@ struct Runtime {
   std::map<const void*, const char*> names;
   std::function<void(const Launched&)> told;
   int gpu = 0;
+  int major = 9, minor = 0;
 
   bool IsOnGpu(const void* at) const {
     auto after = memory.upper_bound(static_cast<std::byte*>(const_cast<void*>(at)));
@@ -44,6 +45,7 @@ int EagerLoading(int* mode) {
 }  // namespace
 
 void OnLaunch(std::function<void(const Launched&)> told) { Get().told = std::move(told); }
+void SetComputeCapability(int major, int minor) { Get().major = major, Get().minor = minor; }
 
 // The linker's --wrap sends the runtime's callers here. NOLINTBEGIN(bugprone-reserved-identifier)
 #define RUNTIME(name, ...) extern "C" cudaError_t __wrap_##name(__VA_ARGS__)
@@ -68,7 +70,7 @@ RUNTIME(cudaSetDevice, int gpu) {
 }
 RUNTIME(cudaGetDeviceProperties, cudaDeviceProp* properties, int) {
   *properties = {};
-  properties->major = 9;
+  properties->major = Get().major, properties->minor = Get().minor;
   return cudaSuccess;
 }
 RUNTIME(cudaDeviceGetAttribute, int* value, cudaDeviceAttr, int) {

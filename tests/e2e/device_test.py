@@ -1,6 +1,8 @@
-"""Where there is no GPU that can be used: one line and exit code 5 where one was asked for, else the CPU."""
+"""Where there is no GPU that can be used: one line and exit code 5 where one was asked for, else the CPU. And what the
+binary carries for GPUs."""
 
 import os
+import struct
 import subprocess
 
 import pytest
@@ -59,3 +61,20 @@ def test_an_old_driver_is_named_with_what_is_needed(old_driver):
     without = generate(**old_driver)
     assert without.returncode == 0
     assert "the CPU is used: " in without.stderr and "driver is one for CUDA 11.4" in without.stderr
+
+
+def test_the_binary_carries_machine_code_and_nothing_to_compile():
+    data, kinds, at = BINARY.read_bytes(), [], 0
+    begin_of_fat_binary = struct.pack("<IHH", 0xBA55ED50, 1, 16)  # and its bytes, and then what is in it
+    while (at := data.find(begin_of_fat_binary, at)) >= 0:
+        (size,) = struct.unpack_from("<Q", data, at + 8)
+        at += 16
+        end = at + size
+        while at < end:
+            kind, _, header, payload = struct.unpack_from("<HHIQ", data, at)
+            kinds.append(kind)
+            at += header + payload
+    if not kinds:
+        pytest.skip("the binary was built without CUDA")
+    assert set(kinds) == {2}  # 1 would be PTX, which the driver compiles
+    assert b"nvrtc" not in data
