@@ -11,6 +11,7 @@
 #include "kernels/attention_prologue/attention_prologue_cuda.h"
 #include "kernels/cuda_bench.cuh"
 #include "kernels/indexer/indexer_cuda.h"
+#include "kernels/rope/rope_cuda.h"
 #include "kernels/sparse_attention/sparse_attention_cuda.h"
 
 namespace fathom::kernels {
@@ -141,11 +142,13 @@ class Layer {
         std::max(MinIndexWorkspaceBytes(tokens_, 64, p.max_entries),
                  std::min(IndexWorkspaceBytes(tokens_, 64, p.max_entries), int64_t{1} << 30));
     p.workspace = bench_.Memory(p.workspace_bytes);
-    p.counters = bench_.Memory(IndexCountersBytes(), 0);
+    p.lists = bench_.Memory(IndexListsBytes(), 0);
+    const CudaRopeAnglesParams step = CountedStep();
     p.selected = bench_.Array<int32_t>(int64_t{tokens_} * p.topk);
     p.counts = bench_.Array<int32_t>(tokens_);
     const double us = bench_.Time(kLayers, [&](int layer) {
-      p.keys = Index(layer);
+      if (layer == 0) Launch(step, bench_.stream());
+      p.keys = Index(layer), p.number = {step.number, static_cast<uint32_t>(layer)};
       Launch(p, bench_.stream());
     });
     double pairs = 0;
@@ -157,6 +160,20 @@ class Layer {
     const double flops = pairs * 64 * 128 * 2;
     const double bytes = step_.num_seqs * (step_.num_computed / 4.0) * 68 + tokens_ * 64.0 * 256;
     Print("index select", us, std::max(bytes / kBytesPerUs, flops / kFp8PerUs), bytes, flops);
+  }
+
+  // A step's first launch, so that those of a graph have numbers of their own each time.
+  CudaRopeAnglesParams CountedStep() {
+    auto* const frequencies = bench_.Array<float>(32);
+    auto* const unused = bench_.Array<float>(64);
+    return {.positions = batch_.positions,
+            .num_tokens = 1,
+            .frequencies_plain = frequencies,
+            .frequencies_compressed = frequencies,
+            .angles_plain = unused,
+            .angles_compressed = unused,
+            .number = bench_.Array<uint32_t>(1, 0),
+            .num_numbers = kLayers};
   }
 
   void Attend(int ratio) {

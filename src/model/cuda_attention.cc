@@ -165,7 +165,7 @@ class AttentionPass : CudaPass {
             .product = product,
             .query_packets = ws_.query_packets,
             .q_words = selected == Selected::kBesideQueries ? ws_.index_words : nullptr,
-            .q_number = QueryNumber(),
+            .number = QueryNumber(),
             .projected = ws_.index_projected,
             .projected_stride = c_.index_num_heads,
             .weight_scale = static_cast<float>(scale),
@@ -177,7 +177,7 @@ class AttentionPass : CudaPass {
             .max_entries = share_.max_entries,
             .workspace = ws_.index_workspace,
             .workspace_bytes = ws_.index_workspace_bytes,
-            .counters = ws_.index_counters,
+            .lists = ws_.index_lists,
             .selected = ws_.selected,
             .selected_words = told ? ws_.selected_words : nullptr,
             .counts = ws_.num_selected});

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "kernels/hyper_connection/hyper_connection.h"
+#include "kernels/indexer/indexer_cuda.h"
 #include "kernels/moe_route/moe_route_cuda.h"
 
 namespace fathom::model {
@@ -39,6 +40,9 @@ Status CheckCudaSizes(const config::ModelConfig& c, const ModelLimits& limits,
   if (c.vocab_size % 2 != 0) return refuse("vocab_size", c.vocab_size, "even ones");
   if (c.index_num_heads > 64 || c.index_num_heads % 2 != 0) {
     return refuse("index_n_heads", c.index_num_heads, "even numbers up to 64");
+  }
+  if (c.index_topk > kernels::kMaxIndexTopk) {
+    return refuse("index_topk", c.index_topk, "at most 1024");
   }
   if (c.num_experts > kernels::kMaxExperts || c.num_experts % 2 != 0) {
     return refuse("n_routed_experts", c.num_experts, "even numbers up to 512");

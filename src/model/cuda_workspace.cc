@@ -45,7 +45,6 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, int64_t head
   const int64_t max_blocks = MaxTableBlocks(limits);
   w.batch_bytes = StepBytes(m, limits.max_num_seqs, max_blocks, (m + c.sliding_window) / 64 + 4);
   carver.Take(w.frequencies, 64);
-  carver.Take(w.index_counters, kernels::IndexCountersBytes());
   carver.Take(w.step_number, 1);
   carver.Take(w.queries_begun, 1);
   carver.Take(w.index_words,
@@ -102,6 +101,7 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, int64_t head
   w.scratch_bytes = carver.bytes() - kept_bytes;
   carver.Take(w.selected_words, c.index_topk);
   carver.Take(w.query_words, int64_t{c.num_heads} * c.head_dim / 2);
+  carver.Take(w.index_lists, kernels::IndexListsBytes());
   carver.Take(w.attention_counters, kernels::SparseAttentionCountersBytes());
 }
 

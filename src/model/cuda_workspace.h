@@ -21,9 +21,9 @@ namespace fathom::model {
 
 struct CudaWorkspace {
   // Kept from step to step.
-  float* frequencies = nullptr;         // [2, 32]: plain, compressed
-  std::byte* index_counters = nullptr;  // zero between steps
+  float* frequencies = nullptr;  // [2, 32]: plain, compressed
   // Likewise; behind all else, as what lies near the words of ranks is found faster there.
+  std::byte* index_lists = nullptr;
   std::byte* attention_counters = nullptr;
   uint2* selected_words = nullptr;             // [index_topk]
   uint2* query_words = nullptr;                // [heads * 256]

@@ -274,7 +274,7 @@ INSTANTIATE_TEST_SUITE_P(
         Size{"q_lora_rank", &ModelConfig::q_lora_rank, {128, 384, 2048}, {2176}},
         Size{"o_lora_rank", &ModelConfig::o_lora_rank, {128, 384}, {64, 192}},
         Size{"index_n_heads", &ModelConfig::index_num_heads, {2, 8, 10, 64}, {1, 3, 66}},
-        Size{"index_topk", &ModelConfig::index_topk, {1, 100, 2048, 16384}, {}},
+        Size{"index_topk", &ModelConfig::index_topk, {1, 100, 1024}, {1025}},
         Size{"moe_intermediate_size", &ModelConfig::moe_intermediate_size, {128, 1408, 8192}, {}},
         Size{"n_routed_experts", &ModelConfig::num_experts, {6, 64, 512}, {7, 514}},
         Size{"num_experts_per_tok", &ModelConfig::num_experts_per_token, {1, 16}, {17}}),

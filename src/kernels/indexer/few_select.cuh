@@ -4,7 +4,7 @@
 // itself, and each finds for itself how many entries are chosen before its own. Device code only.
 #pragma once
 
-#include "kernels/indexer/ranks.cuh"
+#include "kernels/indexer/rank_bins.cuh"
 
 namespace fathom::kernels {
 
@@ -48,7 +48,7 @@ class FewSelect {
       for (const float score : scores) Count(ScoreBin(score));
     });
     __syncthreads();
-    Found found = Find(topk_);
+    FoundBin found = Find(topk_);
     RankRange range = RankRange::OfBin(found.bin);
     while (found.count > found.missing && found.count > kFewCandidates) {
       range = range.Without(size_);
@@ -73,11 +73,6 @@ class FewSelect {
 
  private:
   static constexpr int kWarps = kThreads / 32;
-  // The bin of the k-th score: `missing` of its `count` are chosen.
-  struct Found {
-    int bin, missing, count;
-  };
-
   __device__ void Clear() {
     for (int i = threadIdx.x; i < kRankBins; i += kThreads) s_.bins[i] = 0;
     if (threadIdx.x < kRankBins / 64) s_.sums[threadIdx.x] = 0;
@@ -99,27 +94,15 @@ class FewSelect {
     atomicAdd(s_.sums + bin / 64, 1);
   }
 
-  __device__ Found Find(int wanted) const {
-    const Found group = FindOf64(s_.sums, wanted);
-    Found found = FindOf64(s_.bins + group.bin * 64, group.missing);
+  __device__ FoundBin Find(int wanted) const {
+    const FoundBin group = FindOf64(PairOf64(s_.sums), wanted);
+    FoundBin found = FindOf64(PairOf64(s_.bins + group.bin * 64), group.missing);
     found.bin += group.bin * 64;
     return found;
   }
-  // The one of 64 counts in which the sum from the last one down reaches `wanted`.
-  __device__ static Found FindOf64(const int* counts, int wanted) {
-    const int first = 62 - 2 * static_cast<int>(threadIdx.x % 32);
-    const int2 two = *reinterpret_cast<const int2*>(counts + first);
-    const int above = WarpInclusiveSum(two.x + two.y) - two.x - two.y;
-    const bool upper = above + two.y >= wanted;
-    const Found mine = upper ? Found{first + 1, wanted - above, two.y}
-                             : Found{first, wanted - above - two.y, two.x};
-    const int at = 31 - __clz(static_cast<int>(__ballot_sync(0xffffffffu, above < wanted)));
-    return {__shfl_sync(0xffffffffu, mine.bin, at), __shfl_sync(0xffffffffu, mine.missing, at),
-            __shfl_sync(0xffffffffu, mine.count, at)};
-  }
 
   // A bit for each chosen entry: those above the range, and the best of those in it.
-  __device__ void Choose(const RankRange& range, const Found& found) {
+  __device__ void Choose(const RankRange& range, const FoundBin& found) {
     const bool all = found.count == found.missing;
     ForEachFour([&](int first, const float (&scores)[4]) {
 #pragma unroll

@@ -117,7 +117,7 @@ struct IndexQueryInput {
     IndexQueryInput in;
     if (head >= p.num_heads) return in;
     in.LoadProjected(p, token, head);
-    AwaitNumbered(p.q_words + First(p, token, head, lane) / 2, ValueOf(p.q_number), in.pairs);
+    AwaitNumbered(p.q_words + First(p, token, head, lane) / 2, ValueOf(p.number), in.pairs);
     return in;
   }
 

@@ -35,6 +35,10 @@ __global__ void __launch_bounds__(kQueryThreads)
   if (lane % kQueryLanes == 0) out.weights[row] = query.weight;
 }
 
+struct SelectShared {
+  alignas(16) int bins[kRankBins];
+  RankSelectShared rank;
+};
 struct SelectParams {
   CudaBatch batch;
   int topk = 0;
@@ -60,9 +64,9 @@ __global__ void __launch_bounds__(kSelectThreads, 3) SelectKernel(SelectParams p
     for (int i = threadIdx.x; i < visible; i += kSelectThreads) selected[i] = i;
     return;
   }
-  auto& shared = *reinterpret_cast<RankSelectShared*>(dynamic);
-  RankSelect select(shared, reinterpret_cast<uint32_t*>(&shared + 1),
-                    p.scores + blockIdx.x * p.stride, 0, visible, visible, p.topk);
+  auto& shared = *reinterpret_cast<SelectShared*>(dynamic);
+  RankSelect select(shared.rank, shared.bins, reinterpret_cast<uint32_t*>(&shared + 1),
+                    p.scores + blockIdx.x * p.stride, visible, p.topk);
   select.CountScores();
   select.Run({selected});
 }
@@ -106,7 +110,7 @@ int64_t ScoreStride(int max_entries) { return (int64_t{max_entries} + 63) / 64 *
 // `room` multiprocessors.
 int DecodeParts(int num_tokens, int max_entries, int room) {
   if (max_entries <= kEntriesOfOneBlock) return 1;
-  const int most = std::max(std::min(room, kMaxSelectParts) / num_tokens, 1);
+  const int most = std::max(std::min(room, kMaxListBlocks) / num_tokens, 1);
   return std::min(most, (max_entries - 1) / kEntriesOfPart + 1);
 }
 // Besides the scores: the queries.
@@ -130,7 +134,7 @@ void SelectDecode(const CudaIndexSelectParams& p, float* scores, device::Stream&
   const int tiles = (p.max_entries + kIndexTile - 1) / kIndexTile;
   const int most = std::max((tiles + parts - 1) / parts * kIndexTile,
                             std::min(kEntriesOfOneBlock, tiles * kIndexTile));
-  params.part_words = most / 32;
+  params.part_words = (parts > 1 ? kEntriesOfOneBlock : most) / 32;
   const int own_bytes = static_cast<int>(sizeof(SelectDecodeShared)) + 1024 + params.part_words * 4;
   const int stage_bytes = kDecodeGroups * IndexPageBytes(p.dtype);
   params.stages =
@@ -144,8 +148,12 @@ void SelectDecode(const CudaIndexSelectParams& p, float* scores, device::Stream&
   params.page_bytes = std::max(params.stages * stage_bytes,
                                kMakesQueries ? static_cast<int>(sizeof(QueryTile::Weights)) : 0);
   params.most_parts = parts;
-  params.counters = reinterpret_cast<SelectCounters*>(p.counters);
-  params.exchange = reinterpret_cast<SelectPart*>(params.counters + kMaxIndexDecodeTokens);
+  if (parts > 1) {
+    CHECK(p.number.of_step != nullptr);
+    params.page_bytes = std::max(params.page_bytes, static_cast<int>(sizeof(ListSelectWorkspace)));
+    params.lists = reinterpret_cast<ToldLists*>(p.lists);
+  }
+  params.most_parts = parts;
   const auto kernel = p.dtype == IndexKeyDType::kFp4
                           ? SelectDecodeKernel<IndexKeyDType::kFp4, kMakesQueries>
                           : SelectDecodeKernel<IndexKeyDType::kFp8, kMakesQueries>;
@@ -191,16 +199,15 @@ void SelectRounds(const CudaIndexSelectParams& p, IndexScoreParams score, Select
       LaunchScores<64, 2>(score, stream);
     }
     LaunchKernel(SelectKernel, score.num_tokens, kSelectThreads,
-                 sizeof(RankSelectShared) + (p.max_entries + 31) / 32 * 4, stream, select);
+                 sizeof(SelectShared) + (p.max_entries + 31) / 32 * 4, stream, select);
   }
 }
 
 }  // namespace
 
-int64_t IndexCountersBytes() {
-  // As many parts as blocks: one of each token, or as many as run at once.
-  return kMaxIndexDecodeTokens * int64_t{sizeof(SelectCounters)} +
-         std::max(kMaxIndexDecodeTokens, kMaxSelectParts) * int64_t{sizeof(SelectPart)};
+int64_t IndexListsBytes() {
+  // Of tokens with two blocks or more.
+  return std::min(NumMultiprocessors(), kMaxListBlocks) / 2 * int64_t{sizeof(ToldLists)};
 }
 int64_t IndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries) {
   return FixedBytes(num_tokens, num_heads) + num_tokens * ScoreStride(max_entries) * 4;
@@ -246,6 +253,7 @@ void Launch(const CudaIndexSelectParams& p, device::Stream& stream) {
     return;
   }
   CHECK_LE(p.num_heads, 64);
+  CHECK_LE(p.topk, kMaxIndexTopk);
   CHECK_EQ(p.keys.entries_per_page, kIndexTile);
   CHECK_GE(p.workspace_bytes, MinIndexWorkspaceBytes(num_tokens, p.num_heads, p.max_entries));
   const int64_t fixed = FixedBytes(num_tokens, p.num_heads);

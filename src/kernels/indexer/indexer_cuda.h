@@ -23,6 +23,8 @@
 
 namespace fathom::kernels {
 
+inline constexpr int kMaxIndexTopk = 1024;
+
 struct CudaIndexSelectParams {
   CudaBatch batch;
   // False: the caller knows that no token sees more than topk entries; the products are not read.
@@ -36,32 +38,33 @@ struct CudaIndexSelectParams {
   uint4* query_packets = nullptr;  // [kQueryPackets]
   // Instead of q, where AwaitsWords: its pairs as numbered words (numbered_words.cuh) of the launch
   // just before, beside which entries are selected. Who waits for the selection waits for both.
-  const uint2* q_words = nullptr;            // [num_tokens, num_heads, 64]
-  LaunchNumber q_number = {};                // of q_words and query_packets
+  const uint2* q_words = nullptr;  // [num_tokens, num_heads, 64]
+  // Of q_words, query_packets, selected_words and lists: steps of few tokens have one.
+  LaunchNumber number = {};
   const __nv_bfloat16* projected = nullptr;  // [num_tokens, num_heads], rows projected_stride apart
   int64_t projected_stride = 0;
   float weight_scale = 0;         // 128^-0.5 * num_heads^-0.5
   int num_heads = 0;              // at most 64
   const float* angles = nullptr;  // [num_tokens, 64]
-  int topk = 0;
-  PagedEntries keys;  // 64 a page
+  int topk = 0;                   // at most kMaxIndexTopk
+  PagedEntries keys;              // 64 a page
   config::IndexKeyDType dtype = config::IndexKeyDType::kFp4;
   int max_entries = 0;  // no token sees more
   std::byte* workspace = nullptr;
   int64_t workspace_bytes = 0;
-  // IndexCountersBytes, zero before the first launch; every launch leaves them zero. Launches that
-  // may run at the same time need their own.
-  std::byte* counters = nullptr;
+  // IndexListsBytes, zero before the first launch, of no other use: where a token's blocks tell
+  // each other entries. Launches that may run at the same time need their own.
+  std::byte* lists = nullptr;
   int32_t* selected = nullptr;  // [num_tokens, topk], ascending
-  // Instead of selected, where MakesIndexQueries: the same as words of q_number, so that who awaits
-  // them waits for no launch's end.
+  // Instead of selected, where MakesIndexQueries: the same as words of the number, so that who
+  // awaits them waits for no launch's end.
   uint2* selected_words = nullptr;
   int32_t* counts = nullptr;  // [num_tokens]
 };
 
 // Up to this many tokens a step counts as decode: their scores are all kept at once.
 inline constexpr int kMaxIndexDecodeTokens = 132;
-int64_t IndexCountersBytes();
+int64_t IndexListsBytes();
 
 // Of query_packets: a head's 128 codes and its weight, three words each, and 64 heads.
 inline constexpr int kHeadPackets = 11, kQueryPackets = 64 * kHeadPackets;

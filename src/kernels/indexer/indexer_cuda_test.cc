@@ -69,7 +69,7 @@ class IndexSelectCudaTest : public CudaTest {
     const int64_t least = MinIndexWorkspaceBytes(tokens + padding, heads, max_entries);
     const int64_t most = IndexWorkspaceBytes(tokens + padding, heads, max_entries);
     const auto workspace = Poisoned(std::max(least, least + (most - least) / shape.rounds));
-    const auto counters = Upload(std::vector<uint8_t>(IndexCountersBytes(), 0));
+    const auto lists = Upload(std::vector<uint8_t>(IndexListsBytes(), 0));
     CudaIndexSelectParams p;
     p.batch = batch.OnDevice(upload, keep, padding);
     p.q = As<const __nv_bfloat16>(gpu_q);
@@ -84,12 +84,10 @@ class IndexSelectCudaTest : public CudaTest {
     p.max_entries = max_entries;
     p.workspace = workspace.data();
     p.workspace_bytes = workspace.bytes();
-    p.counters = counters.data();
+    p.lists = lists.data();
     p.selected = As<int32_t>(selected);
     p.counts = As<int32_t>(counts);
-    Launch(p, *gpu_stream_);
-    const auto left = Download<uint8_t>(counters);
-    EXPECT_TRUE(std::all_of(left.begin(), left.end(), [](uint8_t b) { return b == 0; }));
+    LaunchNumbered(p);
     const auto gpu_selected = Download<int32_t>(selected), gpu_counts = Download<int32_t>(counts);
 
     Launch(IndexQueryParams<BFloat16>{.q = q.data(),
@@ -143,6 +141,13 @@ class IndexSelectCudaTest : public CudaTest {
     }
   }
 
+  // As the only launch of a step.
+  void LaunchNumbered(CudaIndexSelectParams p) {
+    numbers_.push_back(Upload(std::vector<uint32_t>{2 * ++launches_}));
+    p.number = {As<uint32_t>(numbers_.back())};
+    Launch(p, *gpu_stream_);
+  }
+
   // Entries are the same whether they are selected behind the queries' product, beside it, or by
   // who makes the queries, step after step.
   void ExpectSameBesideProducts(CudaIndexSelectParams p, const device::Buffer& selected) {
@@ -171,19 +176,19 @@ class IndexSelectCudaTest : public CudaTest {
     products.problems[1].y = other.data();
     Launch(products, *gpu_stream_);
     p.q = As<const __nv_bfloat16>(q);
-    Launch(p, *gpu_stream_);
+    LaunchNumbered(p);
     const auto behind = Download<int32_t>(selected);
     const auto others = Download<uint16_t>(other);
 
     const auto words = Upload(std::vector<uint2>(static_cast<size_t>(tokens * rows / 2)));
     const auto packets = Upload(std::vector<uint4>(kQueryPackets));
     const auto entries = Upload(std::vector<uint2>(static_cast<size_t>(tokens * p.topk)));
-    const auto number = Upload(std::vector<uint32_t>{0}),
+    const auto number = Upload(std::vector<uint32_t>{2 * ++launches_}),
                frequencies = Upload(RandomFloats(32, 43));
     const auto unused = Poisoned(tokens * 64 * 4), begun = Poisoned(4);
     products.problems[0].output = GemmOutput::kNumbered;
     products.problems[0].y = words.data();
-    products.number = p.q_number = {As<uint32_t>(number), 1, As<uint32_t>(begun)};
+    products.number = p.number = {As<uint32_t>(number), 1, As<uint32_t>(begun)};
     p.q = nullptr;
     if (makes) {
       p.product = problem, p.query_packets = As<uint4>(packets);
@@ -269,6 +274,9 @@ class IndexSelectCudaTest : public CudaTest {
       }
     }
   }
+
+  uint32_t launches_ = 0;
+  std::vector<device::Buffer> numbers_;
 };
 
 // Steps of a prompt: few tokens are selected for by other kernels than many.
@@ -302,7 +310,7 @@ class IndexStepsCudaTest : public IndexSelectCudaTest {
     const auto gpu_angles = Upload(angles), selected = Poisoned(int64_t{tokens} * kTopk * 4);
     const auto counts = Poisoned(tokens * 4);
     const auto workspace = Poisoned(IndexWorkspaceBytes(tokens, kHeads, max_entries));
-    const auto counters = Upload(std::vector<uint8_t>(IndexCountersBytes(), 0));
+    const auto lists = Upload(std::vector<uint8_t>(IndexListsBytes(), 0));
     CudaIndexSelectParams p;
     p.batch = batch_.OnDevice(upload, keep);
     p.q = As<const __nv_bfloat16>(q);
@@ -317,10 +325,10 @@ class IndexStepsCudaTest : public IndexSelectCudaTest {
     p.max_entries = max_entries;
     p.workspace = workspace.data();
     p.workspace_bytes = workspace.bytes();
-    p.counters = counters.data();
+    p.lists = lists.data();
     p.selected = As<int32_t>(selected);
     p.counts = As<int32_t>(counts);
-    Launch(p, *gpu_stream_);
+    LaunchNumbered(p);
     return Download<int32_t>(selected);
   }
 

@@ -28,6 +28,17 @@ __device__ __forceinline__ uint64_t RankOf(float score, int entry) {
   return RankKey(OrderedKey(score), entry);
 }
 
+__device__ __forceinline__ uint32_t High(uint64_t rank) {
+  return static_cast<uint32_t>(rank >> 32);
+}
+__device__ __forceinline__ uint32_t Low(uint64_t rank) { return static_cast<uint32_t>(rank); }
+__device__ __forceinline__ uint64_t RankOfHalves(uint32_t high, uint32_t low) {
+  return uint64_t{high} << 32 | low;
+}
+__device__ __forceinline__ int EntryOf(uint64_t rank) {
+  return static_cast<int>(0xffffffffu - Low(rank));
+}
+
 // Ranks from low to high, both included.
 struct RankRange {
   uint64_t low, high;

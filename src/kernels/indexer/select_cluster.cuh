@@ -191,7 +191,7 @@ __global__ void __maxnreg__(kClusterRegisters)
   // starts late waits for its first tile and for its queries at once.
   const bool beside = p.in.q_words != nullptr;
   if (beside) {
-    AwaitBegun(p.in.q_number);
+    AwaitBegun(p.in.number);
     scorer.CopyFresh(p, token);
   } else {
     scorer.WidenFirst();

@@ -1,15 +1,16 @@
 // Scores and selection of a step of few tokens in one launch: a token's entries are shared out
 // among the blocks of a grid row, all of which run at once. A block scores its part on the tensor
 // cores (keys are the rows of wgmma, heads its columns; a warpgroup takes tiles of 64 keys), keeps
-// the scores in shared memory where they fit, and selects with the others (rank_select.cuh). Keys
-// are copied before the wait: the kernel before the last one has written them. Where the blocks
-// make the queries themselves, weights are, and the keys come when these are multiplied: a block
-// has half of a head, and the first block of each two, a cluster, tells all blocks the head's query
-// (query_tile.cuh, query_packets.cuh). Device code only.
+// the scores in shared memory where they fit, and selects with the others (list_select.cuh), or
+// alone (rank_select.cuh). Keys are copied before the wait: the kernel before the last one has
+// written them. Where the blocks make the queries themselves, weights are, and the keys come when
+// these are multiplied: a block has half of a head, and the first block of each two, a cluster,
+// tells all blocks the head's query (query_tile.cuh, query_packets.cuh). Device code only.
 #pragma once
 
 #include "kernels/aligned_shared.cuh"
 #include "kernels/indexer/decode_scores.cuh"
+#include "kernels/indexer/list_select.cuh"
 #include "kernels/indexer/query_packets.cuh"
 #include "kernels/indexer/query_tile.cuh"
 #include "kernels/indexer/rank_select.cuh"
@@ -25,14 +26,13 @@ inline constexpr int kMaxSelectStages = 6;
 struct SelectDecodeParams {
   CudaIndexSelectParams in;
   int stages = 0;           // of a group's keys
-  int page_bytes = 0;       // of all groups' stages, and of a row tile's weights before
-  int most_parts = 0;       // where blocks make queries: of these so many select
-  int part_words = 0;       // a bit for each entry of the largest part
+  int page_bytes = 0;       // of all groups' stages, a row tile's weights before, lists behind
+  int most_parts = 0;       // of the blocks so many select
+  int part_words = 0;       // a bit for each entry that a block selects from alone
   int shared_entries = 0;   // scores that a block's shared memory holds
   float* scores = nullptr;  // [num_tokens, stride], where that is not enough
   int64_t stride = 0;
-  SelectCounters* counters = nullptr;  // [num_tokens], where a token has several blocks
-  SelectPart* exchange = nullptr;      // [num_tokens, gridDim.x], likewise
+  ToldLists* lists = nullptr;  // [num_tokens], where a token has several blocks
 };
 
 // Keys of a group that are on their way or in use, stages * IndexPageBytes for each; part_words
@@ -42,7 +42,17 @@ struct alignas(1024) SelectDecodeShared {
   uint2 fold_table[kFoldTable];
   uint64_t full[kDecodeGroups][kMaxSelectStages];
   QueryTileShared query_tile;
-  RankSelectShared rank;
+  RankBins bins;
+  union {
+    RankSelectShared rank;
+    ListSelectShared list;
+  };
+  // The block's, kept here while it scores.
+  struct Part {
+    int parts, first, end;  // entries
+    float* scores;
+    uint32_t number;
+  } part;
 };
 
 // One warpgroup's tiles of a block's part: every kDecodeGroups-th from the first. Pages of keys are
@@ -55,7 +65,7 @@ class DecodeScorer {
   // stages.
   __device__ DecodeScorer(const SelectDecodeParams& params, SelectDecodeShared& shared,
                           uint8_t* pages, int token, int first, int end, int num_entries,
-                          float* scores)
+                          float* scores, bool sums)
       : keys_(params.in.keys),
         s_(shared),
         table_(params.in.batch.block_tables +
@@ -64,7 +74,8 @@ class DecodeScorer {
         end_(end),
         num_entries_(num_entries),
         stages_(params.stages),
-        scores_(scores) {
+        scores_(scores),
+        sums_(sums) {
     group_ = threadIdx.x / 128;
     thread_ = threadIdx.x % 128;
     pages_ = pages + group_ * stages_ * kPageBytes;
@@ -130,7 +141,7 @@ class DecodeScorer {
     const int entry = tile * kIndexTile + row() + thread_ % 2 * 8;
     if (thread_ % 4 >= 2 || entry >= num_entries_) return;
     scores_[entry - first_ * kIndexTile] = score;
-    atomicAdd(s_.rank.bins + ScoreBin(score), 1);
+    s_.bins.Count(ScoreBin(score), sums_);
   }
 
   const PagedEntries& keys_;
@@ -138,6 +149,7 @@ class DecodeScorer {
   const int32_t* table_;
   int first_, end_, num_entries_, stages_;
   float* scores_;
+  bool sums_;
   uint8_t* pages_;
   int group_, thread_;
   int stage_;                       // the one that this thread fills, one of each warp first
@@ -188,11 +200,11 @@ __global__ void __maxnreg__(SelectRegisters(kMakesQueries))
   QueryTile tile(p.in.product, part, shared.query_tile,
                  *reinterpret_cast<QueryTile::Weights*>(pages));
   if (kMakesQueries && threadIdx.x < 32 && tile.exists()) tile.Prefetch();
-  const uint32_t number = kMakesQueries ? ValueOf(p.in.q_number) : 0;
+  const uint32_t number = p.lists != nullptr ? ValueOf(p.in.number) : 0;
   const bool padding = p.in.batch.token_seq[token] < 0;
   const int visible = (p.in.batch.positions[token] + 1) / 4;
   const int wanted = visible <= kEntriesOfOneBlock ? 1 : (visible - 1) / kEntriesOfPart + 1;
-  const int parts = min(kMakesQueries ? p.most_parts : static_cast<int>(gridDim.x), wanted);
+  const int parts = min(p.most_parts, wanted);
   if (padding || visible <= p.in.topk || (part >= parts && !kMakesQueries)) {
     WaitForPredecessor();
     AllowSuccessor();
@@ -209,10 +221,9 @@ __global__ void __maxnreg__(SelectRegisters(kMakesQueries))
   float* scores = each * kIndexTile <= p.shared_entries
                       ? reinterpret_cast<float*>(bits + p.part_words)
                       : p.scores + token * p.stride + first * kIndexTile;
-  DecodeScorer<kType> scorer(p, shared, pages, token, first, end, visible, scores);
+  DecodeScorer<kType> scorer(p, shared, pages, token, first, end, visible, scores, parts > 1);
   if (threadIdx.x < kFoldTable) shared.fold_table[threadIdx.x] = FoldedCodes(threadIdx.x);
-#pragma unroll 1
-  for (int i = threadIdx.x; i < kRankBins; i += kSelectThreads) shared.rank.bins[i] = 0;
+  shared.bins.template Clear<kSelectThreads>();
   if constexpr (kMakesQueries) {
     const IndexAngles<32> angles(p.in, token, threadIdx.x % 32);
     if (threadIdx.x < 32 && tile.exists()) tile.KeepScales();
@@ -237,13 +248,25 @@ __global__ void __maxnreg__(SelectRegisters(kMakesQueries))
     MakeIndexQueries(p.in, token, angles, shared);
   }
   scorer.PrefetchRest();
-  if (part == 0 && threadIdx.x == 0) p.in.counts[token] = p.in.topk;
+  if (threadIdx.x == 0) {
+    if (part == 0) p.in.counts[token] = p.in.topk;
+    shared.part = {parts, min(first * kIndexTile, visible), min(end * kIndexTile, visible), scores,
+                   number};
+  }
   __syncthreads();
   scorer.Run();
-  RankSelect(shared.rank, bits, scores, min(first * kIndexTile, visible),
-             min(end * kIndexTile, visible), visible, p.in.topk, part, parts, p.counters + token,
-             p.exchange + token * gridDim.x)
-      .Run(SelectedOf<kMakesQueries>(p.in, token, number));
+  const SelectDecodeShared::Part& own = shared.part;
+  const Selected selected = SelectedOf<kMakesQueries>(p.in, token, own.number);
+  if (own.parts == 1) {
+    RankSelect(shared.rank, shared.bins.bins, reinterpret_cast<uint32_t*>(pages + p.page_bytes),
+               own.scores, own.end, p.in.topk)
+        .Run(selected);
+  } else {
+    ListSelect<kSelectThreads>(
+        shared.list, shared.bins, *reinterpret_cast<ListSelectWorkspace*>(pages), own.scores,
+        own.first, own.end, p.in.topk, part, own.parts, p.lists[token], own.number)
+        .Run(selected);
+  }
 }
 
 }  // namespace fathom::kernels
