@@ -205,10 +205,8 @@ void SelectRounds(const CudaIndexSelectParams& p, IndexScoreParams score, Select
 
 }  // namespace
 
-int64_t IndexListsBytes() {
-  // Of tokens with two blocks or more.
-  return std::min(NumMultiprocessors(), kMaxListBlocks) / 2 * int64_t{sizeof(ToldLists)};
-}
+// Of tokens with two blocks or more.
+int64_t IndexListsBytes() { return kMaxListBlocks / 2 * int64_t{sizeof(ToldLists)}; }
 int64_t IndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries) {
   return FixedBytes(num_tokens, num_heads) + num_tokens * ScoreStride(max_entries) * 4;
 }
