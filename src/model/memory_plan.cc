@@ -135,9 +135,9 @@ int64_t StepWorkspaceBytes(const Shard& shard, const ParallelConfig& parallel,
   const int peers = std::max(tensor_ranks, data_ranks);
   const double packets =
       peers > 1 ? static_cast<double>(kernels::MakePeerLayout(peers, 0).bytes) : 0;
-  constexpr double kAttentionParts = 18.0 * (1 << 20);
+  constexpr double kAttentionParts = 18.0 * (1 << 20), kIndexLists = 22.5 * (1 << 20);
   return static_cast<int64_t>(tokens * row + scores + experts + gathered + packets +
-                              kAttentionParts);
+                              kAttentionParts + kIndexLists);
 }
 
 Result<MemoryPlan> PlanMemory(const ModelConfig& config, const checkpoint::ShardSummary& summary,
