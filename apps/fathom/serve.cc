@@ -200,7 +200,7 @@ Status ServeUntilSignal(const ServeOptions& options, const ModelSession& session
                                                           *session.tokenizer, info, metrics));
   LogInfo("serving {} at http://{}:{}/v1, context {} tokens", ModelName(options), options.host,
           server->port(), engine.max_model_len());
-  const Status failure = WaitForSignal(signals, engine);
+  Status failure = WaitForSignal(signals, engine);
   if (!failure.ok()) {
     if (failure.code() == StatusCode::kDevice) {
       LogInfo("started with FATHOM_CUDA_SYNC=1, the server names the operator that fails (slowly)");

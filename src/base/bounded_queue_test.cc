@@ -54,7 +54,7 @@ TEST(BoundedQueue, HandsEveryValueOfManyThreadsOverOnce) {
     });
   }
   std::vector<int> seen(3 * kPerThread);
-  for (int i = 0; i < 3 * kPerThread; ++i) ++seen[static_cast<size_t>(*queue.Pop())];
+  for (int i = 0; i < 3 * kPerThread; ++i) ++seen[static_cast<size_t>(queue.Pop().value())];
   for (std::thread& producer : producers) producer.join();
   for (const int count : seen) EXPECT_EQ(count, 1);
 }

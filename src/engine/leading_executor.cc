@@ -97,8 +97,8 @@ LeadingExecutor::~LeadingExecutor() {
   if (receiver_.joinable()) receiver_.join();
 }
 
-void LeadingExecutor::Watch(std::function<void(const Status&)> tell) {
-  receiver_ = std::thread([this, tell = std::move(tell)] { RunReceiver(tell); });
+void LeadingExecutor::Watch(const std::function<void(const Status&)>& tell) {
+  receiver_ = std::thread([this, tell] { RunReceiver(tell); });
 }
 
 void LeadingExecutor::RunReceiver(const std::function<void(const Status&)>& tell) {

@@ -39,7 +39,7 @@ class LeadingExecutor final : public runtime::Executor {
   Status Start(std::span<const request::ScheduledBatch> batches) override;
   Result<std::vector<request::StepResult>> Wait() override;
   int max_in_flight() const override { return 1; }
-  void Watch(std::function<void(const Status&)> tell) override;
+  void Watch(const std::function<void(const Status&)>& tell) override;
 
  private:
   struct Follower {

@@ -18,7 +18,6 @@ namespace {
 
 using config::ParallelConfig;
 using request::FinishReason;
-using testing::ElementsAre;
 using testing::HasSubstr;
 
 void NotANumber(std::span<const int32_t>, int64_t, std::span<float> logits) {

@@ -28,7 +28,7 @@ class Executor {
 
   // Begins to watch for failures between steps: once, and before the first Start. `tell` is called
   // once at most, on any thread, when nothing can be run any more.
-  virtual void Watch(std::function<void(const Status&)> /*tell*/) {}
+  virtual void Watch(const std::function<void(const Status&)>& /*tell*/) {}
 };
 
 }  // namespace fathom::runtime
