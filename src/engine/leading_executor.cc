@@ -104,8 +104,9 @@ void LeadingExecutor::Watch(const std::function<void(const Status&)>& tell) {
 void LeadingExecutor::RunReceiver(const std::function<void(const Status&)>& tell) {
   while (true) {
     auto message = ReceiveOne(control_);
-    if (message.ok() && messages_.TryPush(*std::move(message))) continue;
-    end_ = message.ok() ? PeerError("a node sends more than was asked for") : message.status();
+    const Status received = message.status();
+    if (received.ok() && messages_.TryPush(*std::move(message))) continue;
+    end_ = received.ok() ? PeerError("a node sends more than was asked for") : received;
     messages_.Close();
     return tell(end_);
   }

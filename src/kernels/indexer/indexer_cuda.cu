@@ -153,7 +153,6 @@ void SelectDecode(const CudaIndexSelectParams& p, float* scores, device::Stream&
     params.page_bytes = std::max(params.page_bytes, static_cast<int>(sizeof(ListSelectWorkspace)));
     params.lists = reinterpret_cast<ToldLists*>(p.lists);
   }
-  params.most_parts = parts;
   const auto kernel = p.dtype == IndexKeyDType::kFp4
                           ? SelectDecodeKernel<IndexKeyDType::kFp4, kMakesQueries>
                           : SelectDecodeKernel<IndexKeyDType::kFp8, kMakesQueries>;
