@@ -1,6 +1,7 @@
-// No step asks for more than a GPU has: all launches of Flash's and Pro's layers, for any number of
-// tokens behind contexts of any length, alone and on a tensor or data rank of two, four and eight,
-// and of models of other sizes, without a GPU. Sizes that kernels do not run are refused.
+// No step asks for more than a GPU has, nor for memory, streams or events: all launches of Flash's
+// and Pro's layers, for any number of tokens behind contexts of any length, alone and on a tensor
+// or data rank of two, four and eight, and of models of other sizes, without a GPU. Sizes that
+// kernels do not run are refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -57,9 +58,10 @@ constexpr ModelLimits kLimits{kMaxTokens, kMaxSeqs, kMaxLength};
 class Launches : public testing::Test {
  protected:
   // The first rank's.
-  void MakeModel(config::ModelConfig config, const Layout& layout, kv_cache::IndexKeyDType dtype) {
+  void MakeModel(config::ModelConfig config, const Layout& layout, kv_cache::IndexKeyDType dtype,
+                 bool enforce_eager = true) {
     num_data_ranks_ = layout.num_data_ranks;
-    CudaModelOptions options{.enforce_eager = true};
+    CudaModelOptions options{.enforce_eager = enforce_eager};
     const auto whole = checkpoint::MakeSyntheticSource(config, 1);
     std::unique_ptr<checkpoint::TensorSource> sharded;
     model_ = nullptr;
@@ -104,6 +106,15 @@ class Launches : public testing::Test {
     Step(num_seqs, tokens_each, context, has_prompt, {num_seqs * tokens_each, !has_prompt});
   }
   void Step(int num_seqs, int tokens_each, int context, bool has_prompt, OtherRanks others) {
+    const auto calls = ResourceCallsOf(num_seqs, tokens_each, context, has_prompt, others);
+    if (calls.empty() || HasFailure()) return;
+    ADD_FAILURE() << calls[0] << " in a step: " << num_seqs << " sequences of " << tokens_each
+                  << " tokens, " << context << " before, " << others.num_tokens
+                  << " on other data ranks";
+  }
+  // Likewise, and what the step asks the GPU for.
+  std::vector<std::string> ResourceCallsOf(int num_seqs, int tokens_each, int context,
+                                           bool has_prompt, OtherRanks others) {
     const auto seqs = static_cast<size_t>(num_seqs), each = static_cast<size_t>(tokens_each);
     std::vector<int32_t> ids(seqs * each), ends{0}, computed, first_pages, slots, rows;
     for (int s = 0; s < num_seqs; ++s) {
@@ -121,7 +132,9 @@ class Launches : public testing::Test {
       of_data_ranks.assign(static_cast<size_t>(num_data_ranks_), others.num_tokens);
       of_data_ranks[0] = num_seqs * tokens_each;
     }
+    num_launches_ = 0;
     OnLaunch([&](const Launched& l) {
+      ++num_launches_;
       if (Fits(l) || HasFailure()) return;  // the first says it all
       ADD_FAILURE() << l.kernel << " (" << l.grid.x << ", " << l.grid.y << ", " << l.grid.z
                     << ") in clusters of " << l.cluster << " with " << l.shared_bytes
@@ -142,7 +155,13 @@ class Launches : public testing::Test {
                              .data_rank_tokens = of_data_ranks,
                              .data_ranks_decode = others.decode && !has_prompt,
                              .expert_ids = {}};
-    ASSERT_TRUE(model_->Forward(batch, {}, nullptr, *stream_, nullptr).ok());
+    TakeResourceCalls();
+    EXPECT_TRUE(model_->Forward(batch, {}, nullptr, *stream_, nullptr).ok());
+    OnLaunch(nullptr);
+    return TakeResourceCalls();
+  }
+  std::vector<std::string> ResourceCallsOfDecodes(int num_seqs, int context) {
+    return ResourceCallsOf(num_seqs, 1, context, false, {num_seqs, true});
   }
 
   // Why there is no such model.
@@ -157,17 +176,18 @@ class Launches : public testing::Test {
   std::unique_ptr<device::Stream> stream_;
   std::unique_ptr<DeepSeekV4> model_;
   int num_data_ranks_ = 1;
+  int num_launches_ = 0;  // of the last step
 };
 
 class LaunchesTest : public Launches,
                      public testing::WithParamInterface<std::tuple<const char*, Layout>> {
  protected:
-  void MakeModelOfParam(kv_cache::IndexKeyDType dtype) {
-    MakeModel(FirstLayers(std::get<0>(GetParam())), std::get<1>(GetParam()), dtype);
+  void MakeModelOfParam(kv_cache::IndexKeyDType dtype, bool enforce_eager = true) {
+    MakeModel(FirstLayers(std::get<0>(GetParam())), std::get<1>(GetParam()), dtype, enforce_eager);
   }
 };
 
-TEST_P(LaunchesTest, AllFit) {
+TEST_P(LaunchesTest, AllFitAndNoneAllocates) {
   for (const auto dtype : {kv_cache::IndexKeyDType::kFp4, kv_cache::IndexKeyDType::kFp8}) {
     MakeModelOfParam(dtype);
     if (HasFatalFailure()) return;
@@ -183,6 +203,30 @@ TEST_P(LaunchesTest, AllFit) {
     for (int seqs = 2; seqs <= 64; ++seqs) {
       for (const int tokens : {2, 3, 33, 120}) Step(seqs, tokens, 3000, true);
     }
+  }
+}
+
+// But for graphs: those that were not made at the start are made when a step of their shape is
+// first seen, in the place of the one that was used longest ago.
+TEST_P(LaunchesTest, ReplaysAllocateNothing) {
+  MakeModelOfParam(kv_cache::IndexKeyDType::kFp4, /*enforce_eager=*/false);
+  if (HasFatalFailure()) return;
+  const int num_captured = model_->CaptureDecodes({}, nullptr, nullptr, *stream_);
+  ASSERT_GT(num_captured, 0);
+  for (int seqs = 1; seqs <= kMaxSeqs; ++seqs) {
+    for (const int context : {1, 2000, 4000, 8000}) {
+      EXPECT_THAT(ResourceCallsOfDecodes(seqs, context), testing::IsEmpty())
+          << seqs << " behind " << context;
+      EXPECT_EQ(num_launches_, 0) << "not captured";
+    }
+  }
+  for (const int seqs : {1, 100, kMaxSeqs}) {
+    EXPECT_THAT(ResourceCallsOfDecodes(seqs, 500000),
+                testing::UnorderedElementsAre("cudaGraphInstantiate", "cudaGraphExecDestroy"));
+    EXPECT_GT(num_launches_, 0);
+    EXPECT_THAT(ResourceCallsOfDecodes(seqs, 500000), testing::IsEmpty());
+    EXPECT_EQ(num_launches_, 0);
+    Step(1, 1000 + seqs, 5000, true);  // prompts between them
   }
 }
 

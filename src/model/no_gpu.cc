@@ -1,11 +1,13 @@
 #include "model/no_gpu.h"
 
+#include <cuda_runtime.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <utility>
 
 namespace fathom::model {
@@ -19,6 +21,8 @@ struct Runtime {
   std::function<void(const Launched&)> told;
   int gpu = 0;
   int major = 9, minor = 0;
+  std::mutex mutex;
+  std::vector<std::string> resource_calls;  // guarded by mutex
 
   bool IsOnGpu(const void* at) const {
     auto after = memory.upper_bound(static_cast<std::byte*>(const_cast<void*>(at)));
@@ -33,8 +37,14 @@ Runtime& Get() {
 }
 
 cudaError_t Tell(const void* kernel, dim3 grid, dim3 block, unsigned cluster, size_t bytes) {
-  if (Get().told) Get().told({Get().names[kernel], grid, block, cluster, bytes});
+  const auto size = [](dim3 d) { return Launched::Size{d.x, d.y, d.z}; };
+  if (Get().told) Get().told({Get().names[kernel], size(grid), size(block), cluster, bytes});
   return cudaSuccess;
+}
+
+void TellResource(const char* call) {
+  const std::lock_guard lock(Get().mutex);
+  Get().resource_calls.emplace_back(call);
 }
 
 int EagerLoading(int* mode) {
@@ -45,12 +55,21 @@ int EagerLoading(int* mode) {
 }  // namespace
 
 void OnLaunch(std::function<void(const Launched&)> told) { Get().told = std::move(told); }
+std::vector<std::string> TakeResourceCalls() {
+  const std::lock_guard lock(Get().mutex);
+  return std::exchange(Get().resource_calls, {});
+}
 void SetComputeCapability(int major, int minor) { Get().major = major, Get().minor = minor; }
 
 // The linker's --wrap sends the runtime's callers here. NOLINTBEGIN(bugprone-reserved-identifier)
 #define RUNTIME(name, ...) extern "C" cudaError_t __wrap_##name(__VA_ARGS__)
 #define DOES_NOTHING(name, ...) \
   RUNTIME(name, __VA_ARGS__) { return cudaSuccess; }
+#define IS_TOLD(name, ...)     \
+  RUNTIME(name, __VA_ARGS__) { \
+    TellResource(#name);       \
+    return cudaSuccess;        \
+  }
 
 RUNTIME(cudaDriverGetVersion, int* version) {
   *version = CUDART_VERSION;
@@ -93,12 +112,14 @@ RUNTIME(cudaGetDriverEntryPointByVersion, const char*, void** entry, unsigned, u
 }
 
 RUNTIME(cudaMalloc, void** data, size_t bytes) {
+  TellResource("cudaMalloc");
   *data = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (*data == MAP_FAILED) return cudaErrorMemoryAllocation;
   Get().memory[static_cast<std::byte*>(*data)] = bytes;
   return cudaSuccess;
 }
 RUNTIME(cudaFree, void* data) {
+  TellResource("cudaFree");
   const auto place = Get().memory.find(static_cast<std::byte*>(data));
   if (place == Get().memory.end()) return cudaSuccess;
   munmap(data, place->second);
@@ -110,14 +131,17 @@ RUNTIME(cudaMemGetInfo, size_t* free, size_t* total) {
   return cudaSuccess;
 }
 RUNTIME(cudaHostAlloc, void** data, size_t bytes, unsigned) {
+  TellResource("cudaHostAlloc");
   *data = std::malloc(bytes);
   return cudaSuccess;
 }
 RUNTIME(cudaMallocHost, void** data, size_t bytes) {
+  TellResource("cudaMallocHost");
   *data = std::malloc(bytes);
   return cudaSuccess;
 }
 RUNTIME(cudaFreeHost, void* data) {
+  TellResource("cudaFreeHost");
   std::free(data);
   return cudaSuccess;
 }
@@ -126,17 +150,51 @@ RUNTIME(cudaMemcpyAsync, void* to, const void*, size_t bytes, cudaMemcpyKind, cu
   if (!Get().IsOnGpu(to)) std::memset(to, 0, bytes);
   return cudaSuccess;
 }
+RUNTIME(cudaMemcpy2DAsync, void* to, size_t pitch, const void*, size_t, size_t width, size_t height,
+        cudaMemcpyKind, cudaStream_t) {
+  if (Get().IsOnGpu(to)) return cudaSuccess;
+  for (size_t row = 0; row < height; ++row) {
+    std::memset(static_cast<std::byte*>(to) + row * pitch, 0, width);
+  }
+  return cudaSuccess;
+}
+
+// The first eight are called by nobody: where there is a GPU, nothing else would notice who does.
+IS_TOLD(cudaMallocAsync, void**, size_t, cudaStream_t)
+IS_TOLD(cudaFreeAsync, void*, cudaStream_t)
+IS_TOLD(cudaMallocManaged, void**, size_t, unsigned)
+IS_TOLD(cudaHostRegister, void*, size_t, unsigned)
+IS_TOLD(cudaHostUnregister, void*)
+IS_TOLD(cudaStreamCreate, cudaStream_t*)
+IS_TOLD(cudaStreamCreateWithPriority, cudaStream_t*, unsigned, int)
+IS_TOLD(cudaEventCreate, cudaEvent_t*)
+IS_TOLD(cudaStreamCreateWithFlags, cudaStream_t*, unsigned)
+IS_TOLD(cudaStreamDestroy, cudaStream_t)
+IS_TOLD(cudaEventCreateWithFlags, cudaEvent_t*, unsigned)
+IS_TOLD(cudaEventDestroy, cudaEvent_t)
+
+// A graph is an address, and holds nothing.
+DOES_NOTHING(cudaStreamBeginCapture, cudaStream_t, cudaStreamCaptureMode)
+RUNTIME(cudaStreamEndCapture, cudaStream_t, cudaGraph_t* graph) {
+  *graph = reinterpret_cast<cudaGraph_t>(&Get());
+  return cudaSuccess;
+}
+RUNTIME(cudaGraphInstantiate, cudaGraphExec_t* made, cudaGraph_t, unsigned long long) {
+  TellResource("cudaGraphInstantiate");
+  *made = reinterpret_cast<cudaGraphExec_t>(&Get());
+  return cudaSuccess;
+}
+DOES_NOTHING(cudaGraphDestroy, cudaGraph_t)
+IS_TOLD(cudaGraphExecDestroy, cudaGraphExec_t)
+DOES_NOTHING(cudaGraphLaunch, cudaGraphExec_t, cudaStream_t)
+
 DOES_NOTHING(cudaMemcpy, void*, const void*, size_t, cudaMemcpyKind)
 DOES_NOTHING(cudaMemset, void*, int, size_t)
 DOES_NOTHING(cudaMemsetAsync, void*, int, size_t, cudaStream_t)
 DOES_NOTHING(cudaDeviceEnablePeerAccess, int, unsigned)
 DOES_NOTHING(cudaDeviceSynchronize)
-DOES_NOTHING(cudaStreamCreateWithFlags, cudaStream_t*, unsigned)
-DOES_NOTHING(cudaStreamDestroy, cudaStream_t)
 DOES_NOTHING(cudaStreamSynchronize, cudaStream_t)
 DOES_NOTHING(cudaStreamQuery, cudaStream_t)
-DOES_NOTHING(cudaEventCreateWithFlags, cudaEvent_t*, unsigned)
-DOES_NOTHING(cudaEventDestroy, cudaEvent_t)
 DOES_NOTHING(cudaEventRecord, cudaEvent_t, cudaStream_t)
 DOES_NOTHING(cudaEventSynchronize, cudaEvent_t)
 DOES_NOTHING(cudaGetLastError)
