@@ -35,13 +35,7 @@ class WaitingSink final : public request::TokenSink {
 };
 
 engine::EngineOptions EngineOptionsOf(const ModelSession& s, const ModelOptions& options) {
-  engine::EngineOptions engine_options;
-  engine_options.vocab_size = s.config.vocab_size;
-  engine_options.sliding_window = s.config.sliding_window;
-  engine_options.eos_token_ids = {s.config.eos_token_id};
-  engine_options.num_layers = s.config.num_layers;
-  engine_options.num_experts_per_token = s.config.num_experts_per_token;
-  engine_options.limits = s.limits;
+  engine::EngineOptions engine_options = engine::OptionsFor(s.config, s.limits);
   engine_options.kv_cache_bytes = options.kv_cache_bytes;
   if (s.on_gpu()) {
     engine_options.kv_memory_share = options.gpu_memory_utilization;

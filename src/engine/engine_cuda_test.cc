@@ -54,14 +54,9 @@ class EngineCudaTest : public testing::Test {
     metrics_ = std::make_unique<MetricsRegistry>();
     const auto layout =
         kv_cache::MakeKvLayout(config_, config::Numerics::kOfficial, kv_cache::IndexKeyDType::kFp4);
-    EngineOptions options{.model_name = "tiny",
-                          .vocab_size = config_.vocab_size,
-                          .sliding_window = config_.sliding_window,
-                          .eos_token_ids = {config_.eos_token_id},
-                          .num_layers = config_.num_layers,
-                          .num_experts_per_token = config_.num_experts_per_token,
-                          .limits = limits_,
-                          .kv_cache_bytes = int64_t{256} << 20};
+    EngineOptions options = OptionsFor(config_, limits_);
+    options.model_name = "tiny";
+    options.kv_cache_bytes = int64_t{256} << 20;
     options.async_scheduling = async;
     auto engine = MakeEngine(options, {{.model = &served, .device = gpu_.get(), .layout = layout}},
                              *metrics_, clock_);

@@ -49,19 +49,14 @@ class EngineModelTest : public testing::TestWithParam<Numerics> {
     model_ = std::move(*model);
     const auto layout = kv_cache::MakeKvLayout(config_, GetParam(), index_dtype_);
     const int num_pages = 5 * setting.max_num_seqs + setting.max_batched_tokens / 64;
-    const EngineOptions options{.model_name = "small",
-                                .vocab_size = config_.vocab_size,
-                                .sliding_window = config_.sliding_window,
-                                .eos_token_ids = {config_.eos_token_id},
-                                .num_layers = config_.num_layers,
-                                .num_experts_per_token = config_.num_experts_per_token,
-                                .limits = limits,
-                                .kv_cache_bytes = setting.num_blocks * layout.block_bytes +
-                                                  num_pages * layout.window_page_bytes +
-                                                  setting.max_num_seqs * layout.state.slot_bytes,
-                                .max_queue = 16,
-                                .decode_floor = setting.last_is_first ? 0 : 0.7,
-                                .async_scheduling = setting.async};
+    EngineOptions options = OptionsFor(config_, limits);
+    options.model_name = "small";
+    options.kv_cache_bytes = setting.num_blocks * layout.block_bytes +
+                             num_pages * layout.window_page_bytes +
+                             setting.max_num_seqs * layout.state.slot_bytes;
+    options.max_queue = 16;
+    options.decode_floor = setting.last_is_first ? 0 : 0.7;
+    options.async_scheduling = setting.async;
     auto engine =
         MakeEngine(options, {{.model = model_.get(), .device = device_.get(), .layout = layout}},
                    metrics_, clock_);

@@ -108,6 +108,17 @@ Result<std::unique_ptr<Engine>> MakeOverNodes(const EngineOptions& options,
 
 }  // namespace
 
+EngineOptions OptionsFor(const config::ModelConfig& config, const model::ModelLimits& limits) {
+  EngineOptions options;
+  options.vocab_size = config.vocab_size;
+  options.sliding_window = config.sliding_window;
+  options.eos_token_ids = {config.eos_token_id};
+  options.num_layers = config.num_layers;
+  options.num_experts_per_token = config.num_experts_per_token;
+  options.limits = limits;
+  return options;
+}
+
 Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
                                            const std::vector<EngineRank>& ranks,
                                            MetricsRegistry& metrics, const Clock& clock,

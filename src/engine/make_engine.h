@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "comm/node_group.h"
 #include "comm/transport.h"
+#include "config/model_config.h"
 #include "config/parallel_config.h"
 #include "device/device.h"
 #include "engine/engine.h"
@@ -59,6 +60,9 @@ struct EngineOptions {
   // GPU).
   std::optional<bool> async_scheduling = {};
 };
+
+// With what follows from the whole model's config.
+EngineOptions OptionsFor(const config::ModelConfig& config, const model::ModelLimits& limits);
 
 // A rank of this process: its share of the model, and the device that it runs on. All of it
 // outlives the engine.

@@ -57,17 +57,12 @@ class RankedEngine {
                        .place = place,
                        .transport = transport});
     }
-    EngineOptions options{.model_name = "small",
-                          .vocab_size = config.vocab_size,
-                          .sliding_window = config.sliding_window,
-                          .eos_token_ids = {config.eos_token_id},
-                          .num_layers = config.num_layers,
-                          .num_experts_per_token = config.num_experts_per_token,
-                          .limits = kLimits,
-                          .parallel = parallel,
-                          .kv_cache_bytes = int64_t{64} << 20,
-                          .kv = kv,
-                          .max_queue = 16};
+    EngineOptions options = OptionsFor(config, kLimits);
+    options.model_name = "small";
+    options.parallel = parallel;
+    options.kv_cache_bytes = int64_t{64} << 20;
+    options.kv = kv;
+    options.max_queue = 16;
     engine_ = *MakeEngine(options, ranks, metrics_, clock_);
   }
 
