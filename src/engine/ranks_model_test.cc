@@ -151,7 +151,7 @@ TEST(RankedModels, GiveTheSameAnswersFromDisk) {
     {
       RankedEngine engine(writer, directory.Tiers());
       ExpectSame(engine.Generate(), expected);
-      const auto num_files = static_cast<size_t>(2 * writer.pipeline_parallel_size);
+      const auto num_files = size_t{2} * static_cast<size_t>(writer.pipeline_parallel_size);
       WaitUntil([&] { return directory.Records().size() == num_files && has_all(engine); });
     }
     RankedEngine engine(reader, directory.Tiers());
