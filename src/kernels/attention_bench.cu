@@ -198,7 +198,6 @@ class Layer {
     p.selected = bench_.Upload(selected);
     p.out = {bench_.Array<__nv_bfloat16>(rows_ * p.num_heads * 512), rows_ / 8};
     p.workspace = bench_.Array<float>(SparseAttentionWorkspaceBytes(p.num_heads) / 4);
-    p.counters = bench_.Memory(SparseAttentionCountersBytes(), 0);
     const double us = bench_.Time(kLayers, [&](int layer) {
       p.pages = Window(layer), p.compressed = Compressed(layer, ratio);
       Launch(p, bench_.stream());

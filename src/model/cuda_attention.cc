@@ -58,6 +58,7 @@ class AttentionPass : CudaPass {
     kernels::CudaSparseAttentionParams attention = AttentionParams();
     attention.q_is_early = kind_ == LayerKind::kC4 && selected == Selected::kBehindQueries;
     attention.step_is_early = attention.q_is_early || !alone;
+    attention.allows_early = kind_ == LayerKind::kC128 && HasAloneOutputs();
     if (selected == Selected::kWithQueries) {
       kernels::CudaGemmParams others =
           kernels::ProductsBehindSelection(products, share_.max_entries);
@@ -199,8 +200,14 @@ class AttentionPass : CudaPass {
             .selected = ws_.selected,
             .topk = c_.index_topk,
             .out = {ws_.attention_out, RowGroups(share_)},
-            .workspace = ws_.attention_workspace,
-            .counters = ws_.attention_counters};
+            .workspace = ws_.attention_workspace};
+  }
+
+  // Whether the output products are those of one token on a rank, whose weights fit into shared
+  // memory and are asked for as soon as they start.
+  bool HasAloneOutputs() const {
+    return share_.batch.num_tokens == 1 && ranks_.AddsOutputs(share_) &&
+           kernels::HaveAloneProducts(part_.wo_a, part_.wo_b);
   }
 
   // wo_a of each group, then wo_b of all groups.
@@ -210,7 +217,7 @@ class AttentionPass : CudaPass {
     const bool adds = ranks_.AddsOutputs(share_);
     const kernels::CudaGemmParams first = GroupedProduct(grouped);
     const kernels::CudaGemmParams second = OutputProduct(grouped, adds);
-    if (adds && tokens == 1 && kernels::HaveAloneProducts(part_.wo_a, part_.wo_b)) {
+    if (HasAloneOutputs()) {
       operators_.Enqueue(share_, "grouped output product",
                          kernels::CudaGroupedAloneParams{first.problems[0], ws_.grouped_parts});
       operators_.Enqueue(share_, "output product",

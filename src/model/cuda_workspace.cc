@@ -102,7 +102,6 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, int64_t head
   carver.Take(w.selected_words, c.index_topk);
   carver.Take(w.query_words, int64_t{c.num_heads} * c.head_dim / 2);
   carver.Take(w.index_lists, kernels::IndexListsBytes());
-  carver.Take(w.attention_counters, kernels::SparseAttentionCountersBytes());
 }
 
 void CarveShared(const config::ModelConfig& c, const ModelLimits& limits, int64_t grouped_columns,

@@ -24,7 +24,6 @@ struct CudaWorkspace {
   float* frequencies = nullptr;  // [2, 32]: plain, compressed
   // Likewise; behind all else, as what lies near the words of ranks is found faster there.
   std::byte* index_lists = nullptr;
-  std::byte* attention_counters = nullptr;
   uint2* selected_words = nullptr;             // [index_topk]
   uint2* query_words = nullptr;                // [heads * 256]
   uint32_t* step_number = nullptr;             // kernels::LaunchNumber

@@ -2,10 +2,9 @@
 // of a token: the splits are a cluster of blocks, for 8, 16 or 32 heads. Each has the output
 // columns of some warps of all blocks, whose sums are sent to it (st.async counts on its barriers,
 // so nobody meets), and adds them up in the order of the splits. How many splits there are depends
-// on the keys alone, so a head has the same bits with any number of heads a block. Of more keys of
-// one token several clusters of 8 have a tile a block; each tells what it has added up in words in
-// device memory, and finishes a share of the heads and columns with those of all. Behind a long
-// selection queries and entries are awaited as words, so blocks start beside it. Device code only.
+// on the keys alone, so a head has the same bits with any number of heads a block. Behind a long
+// selection queries and entries are awaited as words, of launches that have not ended, so blocks
+// start beside it. Device code only.
 #pragma once
 
 #include "kernels/aligned_shared.cuh"
@@ -18,25 +17,6 @@ namespace fathom::kernels {
 inline constexpr int kClusterKeys = 80;
 inline constexpr int kMaxClusterSplits = 8;
 
-// Where several clusters have a token's keys, what they tell each other of 8 heads and 64 columns:
-// a warp's sums, and each head's maximum (log2 units) and sum of p. Words are zero where nothing is
-// yet; who reads them leaves them so.
-struct ToldColumns {
-  uint64_t sums[32];
-  uint64_t scales[8];
-};
-inline constexpr int kMostClusters = 7;  // of the same heads, which all run at once
-inline constexpr int kMostTold = kHeadTile * kMaxClusterSplits * kMostClusters;
-
-// Never zero: no sum is a number of which all bits are set.
-__device__ __forceinline__ uint64_t WordOf(float2 v) {
-  return ~(uint64_t{__float_as_uint(v.y)} << 32 | __float_as_uint(v.x));
-}
-__device__ __forceinline__ float2 FloatsOf(uint64_t word) {
-  return {__uint_as_float(~static_cast<uint32_t>(word)),
-          __uint_as_float(~static_cast<uint32_t>(word >> 32))};
-}
-
 // Of a warp's 64 columns: [8 heads, 4 times 16 columns], a lane's as mma has them.
 using WarpColumns = float4[4][32];
 
@@ -47,34 +27,26 @@ struct ClusterShared : DecodeShared<kHeads, kClusterKeys> {
   float2 parts[kHeads][kSplits];                              // maximum (log2 units), sum
   alignas(16) float weights[kHeads][kSplits];
   float inverse[kHeads];
-  float2 scales[kHeads];  // of all splits
   float2 angles[kRopeDim / 2];
   uint64_t told, landed;  // parts, sums
 };
 template <int kHeads, int kSplits>
 inline constexpr size_t kClusterSharedBytes = sizeof(ClusterShared<kHeads, kSplits>) + 1024;
 
-// kMeet: a token's keys are several clusters'. kAwait: queries and entries are words, of which the
-// launches have not ended.
-enum class Clusters { kPlain, kMeet, kAwait };
-
-template <int kHeads, int kSplits, Clusters kClusters>
+template <int kHeads, int kSplits, bool kAwaits>
 class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
   using Base = DecodeTile<kHeads, kClusterKeys>;
   using Base::first_head_, Base::lane_, Base::max_, Base::o_, Base::p_, Base::sum_, Base::token_,
       Base::warp_;
-  static constexpr bool kMeets = kClusters == Clusters::kMeet;
-  static constexpr bool kAwaits = kClusters == Clusters::kAwait;
 
  public:
   using Shared = ClusterShared<kHeads, kSplits>;
 
   __device__ ClusterAttention(const CudaSparseAttentionParams& params, Shared& shared,
-                              const TokenKeys& keys, int token, int first_head, ToldColumns* told)
+                              const TokenKeys& keys, int token, int first_head)
       : Base(params, shared, token, first_head),
         s_(shared),
         keys_(keys),
-        told_(told),
         rank_(static_cast<int>(ClusterRank())) {}
 
   // Keys [first, end) of the token, at most a tile.
@@ -101,7 +73,7 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
     }
   }
 
-  // This block's columns of the output; where clusters meet, of a share of the heads.
+  // This block's columns of the output.
   __device__ void Combine() {
     if (threadIdx.x < kWeighers) WeighParts();
     __syncthreads();
@@ -113,18 +85,7 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
 #pragma unroll
       for (int i = 0; i < Shared::kWarpsEach; ++i) {
         const float2 o = SumOf(i, t, weights);
-        if constexpr (kMeets) {
-          Tell(t * kHeadWarps + warp_, o);
-        } else {
-          WriteColumns(i, t, warp_, {o.x * weights.inverse.x, o.y * weights.inverse.y});
-        }
-      }
-    }
-    if constexpr (kMeets) {
-#pragma unroll 1
-      for (int item = cluster() + clusters() * warp_; item < kItems;
-           item += clusters() * kHeadWarps) {
-        FinishItem(item);
+        WriteColumns(i, t, {o.x * weights.inverse.x, o.y * weights.inverse.y});
       }
     }
   }
@@ -146,7 +107,6 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
     const bool early = k >= end || keys_.IsEarly(k);
     if constexpr (kAwaits) {
       AwaitTile(k, end, early, angles);
-      AllowSuccessor();
       return;
     }
     const bool queries_early = p_.q_is_early;
@@ -190,6 +150,7 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
           prepared = true;
         }
       } while (!asked || (!prepared && after == 1));
+      if (after == 1) AllowSuccessor();  // what it fetches queues behind these keys
       if (fetches || after == 0) Place(key);
     }
   }
@@ -226,17 +187,10 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
     const int split = static_cast<int>(threadIdx.x) % kSplits;
     const float2 part = s_.parts[head][split];
     const float max = WarpMax<kSplits>(part.x);
-    // Clusters that meet may have no keys.
-    const float weight = kMeets && part.x == Base::kNothing ? 0 : exp2f(part.x - max);
-    float sum = WarpSum<kSplits>(weight * part.y);
-    if (!kMeets) sum += exp2f(sink_ * kLog2E - max);
+    const float weight = exp2f(part.x - max);
+    const float sum = WarpSum<kSplits>(weight * part.y) + exp2f(sink_ * kLog2E - max);
     s_.weights[head][split] = weight;
-    if (split > 0) return;
-    if constexpr (kMeets) {
-      s_.scales[head] = {max, sum};
-    } else {
-      s_.inverse[head] = 1.0f / sum;
-    }
+    if (split == 0) s_.inverse[head] = 1.0f / sum;
   }
 
   // Of a warp's columns and 8 heads a thread has a column of two heads, this one and the next: what
@@ -264,14 +218,14 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
     }
     return o;
   }
-  // Of the i-th warp's columns, what `warp` has summed up. Columns next to each other are eight
-  // lanes apart: each of two such lanes finishes a pair of one head.
-  __device__ void WriteColumns(int i, int t, int warp, float2 o) const {
+  // Of the i-th warp's columns. Columns next to each other are eight lanes apart: each of two such
+  // lanes finishes a pair of one head.
+  __device__ void WriteColumns(int i, int t, float2 o) const {
     const bool second = lane_ / 8 % 2 != 0;
     const float other = __shfl_xor_sync(0xffffffffu, second ? o.x : o.y, 8);
     const float2 pair = second ? float2{other, o.y} : float2{o.x, other};
     const int head = first_head_ + 8 * t + ColumnHead() + (second ? 1 : 0);
-    const int thread = warp * 32 + lane_;
+    const int thread = static_cast<int>(threadIdx.x);
     const int column = (rank_ * Shared::kWarpsEach + i) * 64 + thread / 64 * 16 + thread % 2 * 8 +
                        thread / 2 % 32 / 8 * 2;
     if (head >= p_.num_heads) return;
@@ -281,81 +235,18 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
         FinishPair(pair, column, s_.angles);
   }
 
-  static constexpr int kItems = Base::kTiles * kHeadWarps;
-  __device__ static int cluster() { return static_cast<int>(blockIdx.x) / kSplits; }
-  __device__ static int clusters() { return static_cast<int>(gridDim.x) / kSplits; }
-  // What clusters tell each other of an item: what a warp has summed up of a tile of heads. Items
-  // are dealt out to the clusters.
-  __device__ ToldColumns* Told(int item) const {
-    static_assert(Shared::kWarpsEach == 1);
-    const int block = static_cast<int>(blockIdx.y) * kSplits + rank_;
-    return told_ + (block * kItems + item) * clusters();
-  }
-  __device__ void Tell(int item, float2 o) const {
-    ToldColumns& to = Told(item)[cluster()];
-    StoreWord(to.sums + lane_, WordOf(o));
-    if (lane_ < 8) StoreWord(to.scales + lane_, WordOf(s_.scales[item / kHeadWarps * 8 + lane_]));
-  }
-  // Adds up in the order of the clusters.
-  __device__ void FinishItem(int item) const {
-    ToldColumns* const told = Told(item);
-    const int t = item / kHeadWarps, head = first_head_ + 8 * t + ColumnHead();
-    uint64_t sums[kMostClusters], scales[kMostClusters][2];
-    const float2 sink{head < p_.num_heads ? p_.sink[head] : 0,
-                      head + 1 < p_.num_heads ? p_.sink[head + 1] : 0};
-    bool there;
-    do {
-      there = true;
-#pragma unroll
-      for (int c = 0; c < kMostClusters; ++c) {
-        const bool exists = c < clusters();
-        sums[c] = exists ? LoadWord(told[c].sums + lane_) : WordOf({0, 0});
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          scales[c][i] =
-              exists ? LoadWord(told[c].scales + ColumnHead() + i) : WordOf({Base::kNothing, 0});
-        }
-      }
-#pragma unroll
-      for (int c = 0; c < kMostClusters; ++c) {
-        there = there && sums[c] != 0 && scales[c][0] != 0 && scales[c][1] != 0;
-      }
-    } while (!__all_sync(0xffffffffu, there));
-    float2 max{Base::kNothing, Base::kNothing};
-#pragma unroll
-    for (int c = 0; c < kMostClusters; ++c) {
-      if (c < clusters()) {
-        told[c].sums[lane_] = 0;
-        if (lane_ < 8) told[c].scales[lane_] = 0;
-      }
-      max = {fmaxf(max.x, FloatsOf(scales[c][0]).x), fmaxf(max.y, FloatsOf(scales[c][1]).x)};
-    }
-    float2 o{0, 0};
-    float2 sum{exp2f(sink.x * kLog2E - max.x), exp2f(sink.y * kLog2E - max.y)};
-#pragma unroll
-    for (int c = 0; c < kMostClusters; ++c) {
-      const float2 a = FloatsOf(scales[c][0]), b = FloatsOf(scales[c][1]), v = FloatsOf(sums[c]);
-      const float2 weight{exp2f(a.x - max.x), exp2f(b.x - max.y)};
-      sum = {fmaf(weight.x, a.y, sum.x), fmaf(weight.y, b.y, sum.y)};
-      o = {fmaf(weight.x, v.x, o.x), fmaf(weight.y, v.y, o.y)};
-    }
-    WriteColumns(0, t, item % kHeadWarps, {o.x / sum.x, o.y / sum.y});
-  }
-
   Shared& s_;
   const TokenKeys& keys_;
-  ToldColumns* told_;  // where clusters meet
   int rank_;
   float sink_;
 };
 
 // Of 8 heads: registers and shared memory beside a block of the query products.
-template <int kHeads, int kSplits, Clusters kClusters>
+template <int kHeads, int kSplits, bool kAwaits>
 __global__ void __maxnreg__(kHeads == 8    ? 96
                             : kHeads == 16 ? 128
                                            : 200)
-    ClusterAttentionKernel(const __grid_constant__ CudaSparseAttentionParams p, int first_head,
-                           ToldColumns* told) {
+    ClusterAttentionKernel(const __grid_constant__ CudaSparseAttentionParams p) {
   extern __shared__ uint8_t dynamic[];
   auto& shared = AlignedShared<ClusterShared<kHeads, kSplits>>(dynamic);
   const int split = blockIdx.x, token = blockIdx.z;
@@ -366,16 +257,15 @@ __global__ void __maxnreg__(kHeads == 8    ? 96
     return;
   }
   keys.PrefetchTable();
-  const int splits = kClusters == Clusters::kMeet ? static_cast<int>(gridDim.x) : kSplits;
-  keys.PrefetchEntries((blockIdx.y * splits + split) * blockDim.x + threadIdx.x,
-                       gridDim.y * splits * blockDim.x);
-  const int each = KeysOfSplit(keys.size(), splits, 0);
+  keys.PrefetchEntries((blockIdx.y * kSplits + split) * blockDim.x + threadIdx.x,
+                       gridDim.y * kSplits * blockDim.x);
+  const int each = KeysOfSplit(keys.size(), kSplits, 0);
   const int first = min(split * each, keys.size()), end = min(first + each, keys.size());
-  ClusterAttention<kHeads, kSplits, kClusters> attention(
-      p, shared, keys, token, first_head + static_cast<int>(blockIdx.y) * kHeads, told);
+  ClusterAttention<kHeads, kSplits, kAwaits> attention(p, shared, keys, token,
+                                                       static_cast<int>(blockIdx.y) * kHeads);
   attention.Run(first, end);
   attention.Combine();
-  if (kClusters == Clusters::kAwait) WaitForPredecessor();  // who waits for this, waits for both
+  if (kAwaits) WaitForPredecessor();  // who waits for this, waits for both
 }
 
 }  // namespace fathom::kernels

@@ -151,6 +151,7 @@ __global__ void __maxnreg__(kHeads == 8    ? 128
                                            : 255)
     DecodeAttentionKernel(const __grid_constant__ CudaSparseAttentionParams p,
                           AttentionParts parts) {
+  if (p.allows_early) AllowSuccessor();
   extern __shared__ uint8_t dynamic[];
   auto& shared = AlignedShared<PartShared<kHeads>>(dynamic);
   const int split = blockIdx.x, token = blockIdx.z;

@@ -144,7 +144,7 @@ __global__ void __maxnreg__(56)
   const int each = KeysOfSplit(keys.size(), parts.max_splits, parts.least_keys);
   const int num_splits = parts.least_keys > 0 ? (keys.size() + each - 1) / each
                                               : KeySplits(keys.size(), parts.max_splits).num_splits;
-  // The kernel before has waited for those before it: the next one may start, which waits for this.
+  // The kernel before waits for those before it: the next one may start, which waits for this.
   AllowSuccessor();
   WaitForPredecessor();
   if (keys.is_padding()) return;
@@ -211,32 +211,13 @@ inline constexpr int kClusterBlocks = 120;  // of clusters of eight, that run at
 // clusters the splits depend on the keys alone, and heads follow from how many blocks there are.
 struct DecodePlan {
   int heads = 8, splits = 0;
-  int clusters = 0;  // of `splits` each; more than one meet
+  bool is_cluster = false;  // the splits are one
   bool is_long = false;
 
   // Of a split. With 16 heads and more a part of less than a tile is not made: it would take as
   // long as a tile's, and time to add up.
   int least_keys() const { return splits == 0 ? 0 : heads == 8 ? kSplitGranule : kKeyTile; }
 };
-
-// `counters`.
-struct AttentionCounters {
-  alignas(128) ToldColumns told[kMostTold];
-};
-
-// A tile a block of clusters that all run at once, for one token of a table of more than 256K
-// tokens. Up to there a second launch is as fast, for half of the keys faster.
-bool MeetsInClusters(const CudaSparseAttentionParams& p, int keys) {
-  constexpr int kMostWithoutClusters = kWindow + 2048;
-  if (p.batch.num_tokens > 1 || p.ratio != 128 || keys <= kMostWithoutClusters ||
-      keys > kMostClusters * kMaxClusterSplits * kClusterKeys) {
-    return false;
-  }
-  static const int kRunAtOnce =
-      MaxClusters(ClusterAttentionKernel<32, kMaxClusterSplits, Clusters::kMeet>, kMaxClusterSplits,
-                  4 * kClusterKeys, kClusterSharedBytes<32, kMaxClusterSplits>);
-  return kRunAtOnce * kMaxClusterSplits >= kClusterBlocks;
-}
 
 DecodePlan PlanDecode(const CudaSparseAttentionParams& p) {
   const int tokens = p.batch.num_tokens;
@@ -249,18 +230,17 @@ DecodePlan PlanDecode(const CudaSparseAttentionParams& p) {
   if (keys <= kMaxClusterSplits * kClusterKeys && tokens <= kMaxClusterTokens) {
     int splits = 2;
     while (splits * kClusterKeys < keys) splits *= 2;
-    return {.splits = splits, .clusters = 1};
-  }
-  if (MeetsInClusters(p, keys)) {
-    constexpr int kKeys = kMaxClusterSplits * kClusterKeys;
-    return {.splits = kMaxClusterSplits, .clusters = (keys + kKeys - 1) / kKeys};
+    return {.splits = splits, .is_cluster = true};
   }
   if (tokens > 4) return {};
   // 96 blocks of 8 or of 16 heads, which leave multiprocessors to the blocks that add up; 132, of
   // 32 or of 16, where that saves tiles (of blocks for a tile each only those work that have one).
+  // One token has a tile a block, which is as many blocks, up to what tables of 256K tokens hold.
+  constexpr int kTilesOf256K = 34;
   const int few = 12 / tokens, more = 24 / tokens, most = 33 / tokens;
   if (tiles(few) == 1) return {8, few, false};
-  if (tiles(more) <= 2) return {16, more, false};
+  if (tokens == 1 && tiles(kTilesOf256K) == 1) return {16, kTilesOf256K, false};
+  if (tokens > 1 && tiles(more) <= 2) return {16, more, false};
   if (tiles(2 * most) == 1) return {32, 2 * most, false};
   if (tokens == 1 && tiles(2 * most) == 2) {
     return {.is_long = true};
@@ -296,25 +276,6 @@ void LaunchDecode(const CudaSparseAttentionParams& p, const AttentionParts& part
   LaunchCombine(p, parts, stream);
 }
 
-// Clusters that meet, for up to 64 heads at a time.
-template <int kHeads>
-void LaunchMeeting(const CudaSparseAttentionParams& p, int clusters, device::Stream& stream) {
-  for (int head = 0; head < p.num_heads; head += kHeadTile) {
-    const int heads = std::min(p.num_heads - head, kHeadTile);
-    const dim3 grid(clusters * kMaxClusterSplits, (heads + kHeads - 1) / kHeads);
-    LaunchClusters(ClusterAttentionKernel<kHeads, kMaxClusterSplits, Clusters::kMeet>, grid,
-                   kMaxClusterSplits, 4 * kClusterKeys,
-                   kClusterSharedBytes<kHeads, kMaxClusterSplits>, stream, p, head,
-                   reinterpret_cast<AttentionCounters*>(p.counters)->told);
-  }
-}
-void LaunchMeeting(const CudaSparseAttentionParams& p, int clusters, device::Stream& stream) {
-  CHECK(p.counters != nullptr);
-  const int blocks = (std::min(p.num_heads, kHeadTile) + 15) / 16 * clusters * kMaxClusterSplits;
-  blocks <= kClusterBlocks ? LaunchMeeting<16>(p, clusters, stream)
-                           : LaunchMeeting<32>(p, clusters, stream);
-}
-
 template <int kHeads, int kSplits>
 void LaunchCluster(const CudaSparseAttentionParams& p, device::Stream& stream) {
   const dim3 grid(kSplits, (p.num_heads + kHeads - 1) / kHeads, p.batch.num_tokens);
@@ -322,9 +283,8 @@ void LaunchCluster(const CudaSparseAttentionParams& p, device::Stream& stream) {
   // one.
   const bool alone = p.ratio == 4 && p.batch.max_blocks > 64;
   const size_t bytes = kClusterSharedBytes<kHeads, kSplits>;
-  LaunchClusters(ClusterAttentionKernel<kHeads, kSplits, Clusters::kPlain>, grid, kSplits,
-                 4 * kClusterKeys, alone ? std::max(bytes, kAloneSharedBytes) : bytes, stream, p, 0,
-                 nullptr);
+  LaunchClusters(ClusterAttentionKernel<kHeads, kSplits, false>, grid, kSplits, 4 * kClusterKeys,
+                 alone ? std::max(bytes, kAloneSharedBytes) : bytes, stream, p);
 }
 template <int kHeads>
 void LaunchCluster(const CudaSparseAttentionParams& p, int splits, device::Stream& stream) {
@@ -337,9 +297,8 @@ void LaunchCluster(const CudaSparseAttentionParams& p, int splits, device::Strea
 // Beside the products just before, one cluster for each eight heads.
 void LaunchAwaiting(const CudaSparseAttentionParams& p, device::Stream& stream) {
   const dim3 grid(kMaxClusterSplits, (p.num_heads + 7) / 8);
-  LaunchClusters(ClusterAttentionKernel<8, kMaxClusterSplits, Clusters::kAwait>, grid,
-                 kMaxClusterSplits, 4 * kClusterKeys, kClusterSharedBytes<8, kMaxClusterSplits>,
-                 stream, p, 0, nullptr);
+  LaunchClusters(ClusterAttentionKernel<8, kMaxClusterSplits, true>, grid, kMaxClusterSplits,
+                 4 * kClusterKeys, kClusterSharedBytes<8, kMaxClusterSplits>, stream, p);
 }
 
 // As few heads a block as leave a multiprocessor to each: clusters of 8 do not fill the GPU.
@@ -373,12 +332,11 @@ int HeadTiles(int num_heads) { return (num_heads + kHeadTile - 1) / kHeadTile; }
 }  // namespace
 
 int64_t SparseAttentionWorkspaceBytes(int num_heads) { return PartsBytes(num_heads); }
-int64_t SparseAttentionCountersBytes() { return sizeof(AttentionCounters); }
 
 bool AwaitsWords(const CudaSparseAttentionParams& p) {
   const DecodePlan plan = PlanDecode(p);
   return !p.prefill && p.batch.num_tokens == 1 && p.ratio == 4 && p.num_heads <= kHeadTile &&
-         plan.clusters == 1 && plan.splits == kMaxClusterSplits;
+         plan.is_cluster && plan.splits == kMaxClusterSplits;
 }
 
 void Launch(const CudaSparseAttentionParams& p, device::Stream& stream) {
@@ -398,8 +356,7 @@ void Launch(const CudaSparseAttentionParams& p, device::Stream& stream) {
   if (plan.is_long) return LaunchLong(p, stream);
   if (plan.splits > 0) {
     const AttentionParts parts = parts_of(plan.splits);
-    if (plan.clusters > 1) return LaunchMeeting(p, plan.clusters, stream);
-    if (plan.clusters == 1) return LaunchCluster(p, plan.splits, stream);
+    if (plan.is_cluster) return LaunchCluster(p, plan.splits, stream);
     // A rank with half of the heads has half of them in a block: the same sums, and as many blocks.
     const int heads = p.num_heads <= 32 ? std::min(plan.heads, 16) : plan.heads;
     if (heads == 8) return LaunchDecode<8>(p, parts, plan.splits, stream);

@@ -13,7 +13,6 @@
 
 #include <cuda_bf16.h>
 
-#include <cstddef>
 #include <cstdint>
 
 #include "device/device.h"
@@ -42,6 +41,9 @@ struct CudaSparseAttentionParams {
   bool q_is_early = false;
   // Of few tokens: what the step adds to pages, entries and fresh is, too.
   bool step_is_early = true;
+  // Of few tokens in tiles of their own: the launches behind this one may start when it does, not
+  // behind its wait, so that their weights are on their way while it works.
+  bool allows_early = false;
   int num_heads = 0;  // any up to 128
   float norm_eps = 0;
   const float* angles = nullptr;   // [num_tokens, 64]
@@ -55,13 +57,10 @@ struct CudaSparseAttentionParams {
   AttentionWords words = {};   // instead of q and selected, where AwaitsWords
   Bf16Tiles out;               // K = num_heads * 512
   float* workspace = nullptr;  // SparseAttentionWorkspaceBytes
-  // SparseAttentionCountersBytes, zero before the first launch; every launch leaves them zero.
-  std::byte* counters = nullptr;
 };
 
 // Enough for any number of tokens.
 int64_t SparseAttentionWorkspaceBytes(int num_heads);
-int64_t SparseAttentionCountersBytes();
 
 // Whether queries and selection may be words: one token's.
 bool AwaitsWords(const CudaSparseAttentionParams& params);

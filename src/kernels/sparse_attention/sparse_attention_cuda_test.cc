@@ -83,8 +83,6 @@ class SparseAttentionCudaTest : public CudaTest {
     const int64_t rows = (tokens + padding + 7) / 8 * 8;
     const auto out = Poisoned(rows * heads * 1024);
     const auto workspace = Poisoned(SparseAttentionWorkspaceBytes(heads));
-    const auto counters =
-        Upload(std::vector<uint8_t>(static_cast<size_t>(SparseAttentionCountersBytes())));
     CudaSparseAttentionParams p;
     p.batch = batch.OnDevice(upload, keep, padding);
     p.q = As<const __nv_bfloat16>(gpu_q);
@@ -100,10 +98,9 @@ class SparseAttentionCudaTest : public CudaTest {
     p.topk = shape.topk;
     p.out = {As<__nv_bfloat16>(out), rows / 8};
     p.workspace = As<float>(workspace);
-    p.counters = counters.data();
+    p.allows_early = heads <= 32;  // as on ranks
     Launch(p, *gpu_stream_);
     const auto actual = output_ = Download<BFloat16>(out);
-    for (const uint8_t byte : Download<uint8_t>(counters)) ASSERT_EQ(byte, 0);
     if (AwaitsWords(p)) ExpectSameOfWords(p, q, selected, out);
 
     Launch(
@@ -441,7 +438,7 @@ TEST_F(SparseAttentionCudaTest, OneTokenOfTheLongestContextsMatchesTheCpu) {
   }
 }
 
-// Of keys for which clusters meet.
+// Of tables of so many keys that 66 splits have a tile each, or none.
 TEST_F(SparseAttentionCudaTest, OneTokenOfALongContextMatchesTheCpu) {
   const auto run = [this](int heads, int computed, float scale) {
     Run({heads, 128, 512, {{computed, 1}}, scale, 0});
