@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "model/cuda_testing.h"
+#include "model/fp8_experts.h"
 #include "model/own_text.h"
 
 namespace fathom::model {
@@ -35,6 +36,18 @@ TEST_F(CudaModelTest, FollowsTheCpu) {
     TestSequence actual = gpu_->Add(expected.token_ids);
     gpu_->RunInChunks(actual, chunk);
     ExpectClose(expected, actual, ("chunks of " + std::to_string(chunk)).c_str());
+  }
+}
+
+TEST_F(CudaModelTest, FollowsTheCpuWithFp8Experts) {
+  const TestSequence expected = OnCpu(1);  // model_test holds that these have the same bits there
+  TestSource fp8{.config = tiny_.config, .weights = std::make_unique<Fp8Experts>(*tiny_.weights)};
+  fp8.config.expert_dtype = config::ExpertDType::kFp8;
+  for (const int chunk : {kLength, 64, 1}) {
+    const auto gpu = fp8.OnGpu(0, 4, kLength);
+    TestSequence actual = gpu->Add(expected.token_ids);
+    gpu->RunInChunks(actual, chunk);
+    ExpectClose(expected, actual, ("FP8 experts, chunks of " + std::to_string(chunk)).c_str());
   }
 }
 

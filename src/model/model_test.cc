@@ -7,6 +7,7 @@
 #include <cmath>
 #include <set>
 
+#include "model/fp8_experts.h"
 #include "model/testing.h"
 
 namespace fathom::model {
@@ -170,6 +171,23 @@ TEST(Model, Fp8IndexKeysRunInChunksToo) {
   model.RunInChunks(whole, 300);
   model.RunInChunks(chunked, 7);
   EXPECT_EQ(FirstDifference(whole, chunked), -1);
+}
+
+TEST(Model, ExpertsOfTheSameValuesAsFp8HaveTheBitsOfFp4) {
+  const std::string folder = std::string(FATHOM_MODELS) + "/fathom-tiny";
+  config::ModelConfig config = checkpoint::LoadModelConfig(folder).value();
+  const auto fp4 = std::move(checkpoint::OpenCheckpoint(folder, config).value());
+  const auto tokens = RandomTokens(config, 150, 1);
+  const auto logits_of = [&](const checkpoint::TensorSource& weights) {
+    TestModel model(config, config::Numerics::kOfficial, 2, 1, 150, kv_cache::IndexKeyDType::kFp4,
+                    &weights);
+    TestSequence s = model.Add(tokens);
+    model.RunInChunks(s, 100);
+    return s.logits;
+  };
+  const auto expected = logits_of(*fp4);
+  config.expert_dtype = config::ExpertDType::kFp8;
+  EXPECT_EQ(logits_of(Fp8Experts(*fp4)), expected);
 }
 
 TEST(Model, RefusesSizesTheKernelsDoNotRun) {
