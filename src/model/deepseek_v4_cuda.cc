@@ -14,6 +14,7 @@
 #include "kernels/rope/rope_cuda.h"
 #include "model/cuda_graphs.h"
 #include "model/cuda_layers.h"
+#include "model/cuda_milestones.h"
 #include "model/cuda_recording.h"
 #include "model/cuda_sizes.h"
 #include "model/cuda_stages.h"
@@ -35,14 +36,15 @@ class CudaModel final : public DeepSeekV4 {
  public:
   CudaModel(const config::ModelConfig& config, kv_cache::IndexKeyDType index_dtype,
             std::unique_ptr<const CudaWeights> weights, const ModelLimits& limits,
-            std::unique_ptr<CudaWorkspace> workspace, std::unique_ptr<StepUploader> uploader,
-            std::unique_ptr<CudaStages> stages, int64_t grouped_columns, bool has_whole_attention,
-            const CudaModelOptions& options)
+            std::unique_ptr<CudaWorkspace> workspace, CudaMilestones milestones,
+            std::unique_ptr<StepUploader> uploader, std::unique_ptr<CudaStages> stages,
+            int64_t grouped_columns, bool has_whole_attention, const CudaModelOptions& options)
       : c_(config),
         layout_(kv_cache::MakeKvLayout(config, config::Numerics::kOfficial, index_dtype)),
         weights_(std::move(weights)),
         limits_(limits),
         ws_(std::move(workspace)),
+        milestones_(std::move(milestones)),
         recording_(config, *ws_),
         uploader_(std::move(uploader)),
         stages_(std::move(stages)),
@@ -68,6 +70,8 @@ class CudaModel final : public DeepSeekV4 {
     RETURN_IF_ERROR(ranks_.Check());
     return expert_ranks_ == nullptr ? OkStatus() : expert_ranks_->Check();
   }
+
+  std::string LastBegun() const override { return milestones_.LastBegun(c_.num_layers); }
 
   Status Forward(const ForwardBatch& batch, const KvCacheView& kv, float* logits,
                  device::Stream& stream, ChoiceRecorder* recorder) override {
@@ -167,13 +171,15 @@ class CudaModel final : public DeepSeekV4 {
       const CudaBlockWeights& w = weights_->layers[static_cast<size_t>(idx)];
       const CudaLayer layer{.step = step, .share = share, .idx = idx, .w = w};
       operators_.BeginLayer(idx);
-      Boundary(share, output, ws_->ffn_state, w.hc_attn, w.attn_norm, ws_->attn_state);
+      Boundary(share, output, ws_->ffn_state, w.hc_attn, w.attn_norm, ws_->attn_state,
+               milestones_.Attention(idx));
       if (idx > 0 && recording_.TakeStreams(step, idx - 1)) {
-        Boundary(step, {}, ws_->ffn_state, w.hc_attn, w.attn_norm, ws_->attn_state);
+        Boundary(step, {}, ws_->ffn_state, w.hc_attn, w.attn_norm, ws_->attn_state,
+                 milestones_.Attention(idx));
       }
       EnqueueAttention(context_, layer);
       Boundary(share, {.y = ws_->y}, ws_->attn_state, w.hc_ffn, w.ffn_norm, ws_->ffn_state,
-               ranks_.RouteInput(share, idx, w).told);
+               milestones_.Experts(idx), ranks_.RouteInput(share, idx, w).told);
       output = EnqueueMoe(context_, layer);
     }
     operators_.BeginLayer(CudaOperators::kNoLayer);
@@ -221,7 +227,7 @@ class CudaModel final : public DeepSeekV4 {
   void Boundary(const CudaStep& step, kernels::SublayerOutput output,
                 const kernels::HyperConnectionState& before, const CudaHyperConnection& w,
                 const __nv_bfloat16* norm, const kernels::HyperConnectionState& after,
-                const kernels::NumberedWords& told = {}) {
+                const kernels::Milestone& milestone = {}, const kernels::NumberedWords& told = {}) {
     const kernels::OutputExchange gather =
         ranks_.CompleteOutput(step, operators_.layer(), step.batch.num_tokens, output);
     if (output.y != nullptr) output.y += int64_t{step.first_token} * c_.hidden_size;
@@ -242,7 +248,8 @@ class CudaModel final : public DeepSeekV4 {
                                                           .h = context_.H(step),
                                                           .h_fp8 = context_.HFp8(step),
                                                           .told = told,
-                                                          .scratch = ws_->boundary_scratch});
+                                                          .scratch = ws_->boundary_scratch,
+                                                          .milestone = milestone});
   }
 
   void Logits(const CudaStep& step, const CudaStep& share, kernels::SublayerOutput output) {
@@ -286,6 +293,7 @@ class CudaModel final : public DeepSeekV4 {
   const std::unique_ptr<const CudaWeights> weights_;
   const ModelLimits limits_;
   const std::unique_ptr<CudaWorkspace> ws_;
+  const CudaMilestones milestones_;
   const CudaRecording recording_;
   const std::unique_ptr<StepUploader> uploader_;
   const std::unique_ptr<CudaStages> stages_;  // null: there is one
@@ -334,6 +342,7 @@ Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig
                                                  options.rank.parallel.world_size(), device));
   ASSIGN_OR_RETURN(auto workspace, MakeCudaWorkspace(config, limits, grouped_columns, head_rows,
                                                      shared, data_ranks, device));
+  ASSIGN_OR_RETURN(auto milestones, CudaMilestones::Make(device));
   ASSIGN_OR_RETURN(const auto stream, device.MakeStream());
   for (const LayerKind kind : {LayerKind::kWindow, LayerKind::kC4}) {
     const std::vector<float> frequencies = kernels::RopeFrequencies(config, kind);
@@ -347,8 +356,8 @@ Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig
     ASSIGN_OR_RETURN(stages, CudaStages::Make(options.rank));
   }
   return std::unique_ptr<DeepSeekV4>(std::make_unique<CudaModel>(
-      config, index_dtype, std::move(weights), limits, std::move(workspace), std::move(uploader),
-      std::move(stages), grouped_columns, has_whole_attention, options));
+      config, index_dtype, std::move(weights), limits, std::move(workspace), std::move(milestones),
+      std::move(uploader), std::move(stages), grouped_columns, has_whole_attention, options));
 }
 
 }  // namespace fathom::model

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "base/status.h"
 #include "config/model_config.h"
@@ -134,6 +135,9 @@ class DeepSeekV4 {
   // kPeer: another rank was waited for in vain, and what the steps that have ended computed means
   // nothing. To be asked when a step's work has ended.
   virtual Status Health() { return OkStatus(); }
+
+  // Of a device that broke, what it was doing: "attention of layer 3"; empty: it is not known.
+  virtual std::string LastBegun() const { return {}; }
 };
 
 // The model of one rank: config and weights are those of its shard (checkpoint/shard.h).

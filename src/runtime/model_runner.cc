@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "runtime/logprobs.h"
@@ -25,18 +26,6 @@ size_t NumPromptLogprobs(const request::ScheduledSequence& s) {
 
 bool WantsExperts(const request::ScheduledSequence& s) {
   return s.request->routed_experts_start.has_value();
-}
-
-// A device's error with the step's shapes.
-Status NameStep(const Status& status, const request::ScheduledBatch& batch) {
-  if (status.code() != StatusCode::kDevice) return status;
-  int64_t longest = 0;
-  for (const request::ScheduledSequence& s : batch.sequences) {
-    longest = std::max(longest, s.num_computed_tokens + static_cast<int64_t>(s.token_ids.size()));
-  }
-  return DeviceError(
-      fmt::format("a step of {} tokens of {} sequences, the longest of {} tokens, failed: {}",
-                  batch.num_tokens(), batch.sequences.size(), longest, status.message()));
 }
 
 ThreadPool* PoolOf(device::Stream& stream) {
@@ -97,6 +86,19 @@ Result<request::StepResult> ModelRunner::Run(const request::ScheduledBatch& batc
 Status ModelRunner::Launch(const request::ScheduledBatch& batch) {
   const Status status = LaunchStep(batch);
   return NameStep(status, steps_.empty() ? batch : *steps_.front().batch);
+}
+
+Status ModelRunner::NameStep(const Status& status, const request::ScheduledBatch& batch) const {
+  if (status.code() != StatusCode::kDevice) return status;
+  int64_t longest = 0;
+  for (const request::ScheduledSequence& s : batch.sequences) {
+    longest = std::max(longest, s.num_computed_tokens + static_cast<int64_t>(s.token_ids.size()));
+  }
+  const std::string last_begun = model_.LastBegun();
+  return DeviceError(
+      fmt::format("a step of {} tokens of {} sequences, the longest of {} tokens, failed{}{}: {}",
+                  batch.num_tokens(), batch.sequences.size(), longest,
+                  last_begun.empty() ? "" : " in ", last_begun, status.message()));
 }
 
 Status ModelRunner::LaunchStep(const request::ScheduledBatch& batch) {

@@ -90,6 +90,8 @@ class ModelRunner {
               std::unique_ptr<device::Stream> stream, LogitsBuffer logits,
               std::unique_ptr<DeviceSampler> device_sampler);
   Status LaunchStep(const request::ScheduledBatch& batch);
+  // A device's error with the step's shapes, and what of it had begun, if that is known.
+  Status NameStep(const Status& status, const request::ScheduledBatch& batch) const;
   Status RunForward(const request::ScheduledBatch& batch, Step& step);
   bool Samples(const request::ScheduledSequence& s) const;
   bool ReportsExperts(const request::ScheduledBatch& batch) const;

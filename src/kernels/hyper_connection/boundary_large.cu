@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "kernels/hyper_connection/boundary_large.h"
 #include "kernels/hyper_connection/gates.cuh"
+#include "kernels/hyper_connection/milestone.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/mma.cuh"
 #include "kernels/quantize/quantize.cuh"
@@ -400,6 +401,7 @@ __global__ void __launch_bounds__(kPreThreads, 1024 / kPreThreads)
   if (static_cast<int>(blockIdx.x) < comb_blocks) {
     WaitForPredecessor();
     AllowSuccessor();
+    if (blockIdx.x == 0 && threadIdx.x == 0) Leave(p.milestone);
     return WriteComb(p, int64_t{blockIdx.x} * kPreThreads / kS, ranges);
   }
   const int64_t t = static_cast<int>(blockIdx.x) - comb_blocks;

@@ -5,6 +5,7 @@
 #include "kernels/hyper_connection/boundary_large.h"
 #include "kernels/hyper_connection/gates.cuh"
 #include "kernels/hyper_connection/hyper_connection_cuda.h"
+#include "kernels/hyper_connection/milestone.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/moe_route/moe_route_cuda.h"
 #include "kernels/numbered_words.cuh"
@@ -487,6 +488,7 @@ class Boundary {
   }
   __device__ void MakeLate(const Mixers& last) {
     NamedBarrier(kStreamsMade, kThreads);
+    if (blockIdx.x == 0 && thread() == kThreads - 1) Leave(p_.milestone);
     BarrierWait(&s_.mixers_full, 0);
 #pragma unroll 1
     for (int i = warp() - column_warps_; i < kGroups * blocks_; i += LateWarps()) {

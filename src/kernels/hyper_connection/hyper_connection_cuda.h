@@ -53,6 +53,13 @@ struct OutputExchange {
   enum class Sent { kNothing, kSums, kRows } sent = Sent::kNothing;
 };
 
+// A word that a launch leaves in pinned memory when the sub-layer before it has ended, so that the
+// host can tell how far a GPU came that broke. Null: none.
+struct Milestone {
+  uint32_t* word = nullptr;
+  uint32_t value = 0;
+};
+
 struct CudaHyperConnectionParams {
   __nv_bfloat16* streams = nullptr;  // [num_tokens, 4, hidden], in place
   int64_t num_tokens = 0;
@@ -78,6 +85,7 @@ struct CudaHyperConnectionParams {
   NumberedWords told = {};  // [ToldWords(hidden)]
   // Many tokens (boundary_large.h): BoundaryScratchFloats of them; null: none of them are.
   float* scratch = nullptr;
+  Milestone milestone = {};  // not of the head
   // Head (the end of the model) for some tokens: row i of h is token rows[i]. num_tokens counts
   // rows.
   const int32_t* rows = nullptr;
