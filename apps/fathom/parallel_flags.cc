@@ -56,8 +56,8 @@ void AddLayoutFlags(std::vector<ServeFlag>* flags) {
   for (const char* name : {"distributed-executor-backend", "data-parallel-backend"}) {
     flags->push_back(NoEffect(name, FlagKind::kValue, "a host's ranks are threads of one process"));
   }
-  flags->push_back(
-      NoEffect("all2all-backend", FlagKind::kValue, "data ranks write to each other's memory"));
+  flags->push_back(NoEffect("all2all-backend", FlagKind::kValue,
+                            "ranks with whole experts write to each other's memory"));
   flags->push_back(NoEffect("api-server-count", FlagKind::kValue,
                             "one server answers for all data ranks; see --io-threads"));
   flags->push_back(NoEffect("enable-eplb", FlagKind::kSwitch, "experts stay where they are"));

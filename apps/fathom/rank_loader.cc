@@ -80,8 +80,8 @@ class ReportingSource final : public checkpoint::TensorSource {
 
 // What a rank does together with others on GPUs; null: nothing.
 struct Partners {
-  std::shared_ptr<comm::CudaCollectives> collectives;   // tensor ranks
-  std::shared_ptr<comm::CudaExpertRanks> expert_ranks;  // data ranks
+  std::shared_ptr<comm::CudaCollectives> collectives;   // tensor ranks of its data rank
+  std::shared_ptr<comm::CudaExpertRanks> expert_ranks;  // ranks of its stage, with whole experts
 };
 
 // Set: each operator is waited for on the GPU, so that a fault has a name in the log. Slow.
@@ -108,88 +108,105 @@ Result<std::unique_ptr<model::DeepSeekV4>> LoadModel(const ModelOptions& options
                                {options.parallel, rank.place, rank.transport});
 }
 
-comm::CudaExpertOptions ExpertOptions(const RankModelOptions& model_options) {
+comm::CudaExpertOptions ExpertOptions(const ModelOptions& options,
+                                      const RankModelOptions& model_options) {
   return {.hidden = model_options.config.hidden_size,
           .num_chosen = model_options.config.num_experts_per_token,
-          .max_tokens = model_options.limits.max_batched_tokens};
+          .max_tokens = model_options.limits.max_batched_tokens,
+          .num_tensor_ranks = options.parallel.tensor_parallel_size};
 }
 
 comm::CudaGroupOptions GroupOptions(const ModelOptions& options,
                                     const RankModelOptions& model_options) {
   comm::CudaGroupOptions group = model::GroupOptions(model_options.config, model_options.limits,
-                                                     options.parallel.tensor_parallel_size);
+                                                     options.parallel.tensor_parallel_size,
+                                                     options.parallel.data_parallel_size);
   group.custom_all_reduce = !options.disable_custom_all_reduce;
   return group;
 }
 
-// The rank is the only one of its process.
+// The rank is the only one of its process. All ranks of a stage join one group after the other in
+// this order.
 Result<Partners> JoinProcesses(const ModelOptions& options, const RankModelOptions& model_options,
                                const SessionRank& rank) {
   const config::ParallelConfig& parallel = options.parallel;
-  std::vector<int> members;
+  std::vector<int> of_data_rank, of_stage;
   for (int data = 0; data < parallel.data_parallel_size; ++data) {
     for (int tensor = 0; tensor < parallel.tensor_parallel_size; ++tensor) {
-      members.push_back(RankOf(parallel, {tensor, data, rank.place.pipeline}));
+      of_stage.push_back(RankOf(parallel, {tensor, data, rank.place.pipeline}));
+      if (data == rank.place.data) of_data_rank.push_back(of_stage.back());
     }
   }
   Partners partners;
-  if (parallel.data_parallel_size > 1) {
-    ASSIGN_OR_RETURN(partners.expert_ranks,
-                     comm::JoinCudaExpertRanks(*rank.transport, members, rank.gpu,
-                                               ExpertOptions(model_options)));
-  } else {
+  if (of_data_rank.size() > 1) {
     ASSIGN_OR_RETURN(partners.collectives,
-                     comm::JoinCudaGroup(*rank.transport, members, rank.gpu,
+                     comm::JoinCudaGroup(*rank.transport, of_data_rank, rank.gpu,
                                          GroupOptions(options, model_options)));
   }
+  if (parallel.gpus_have_whole_experts()) {
+    ASSIGN_OR_RETURN(partners.expert_ranks,
+                     comm::JoinCudaExpertRanks(*rank.transport, of_stage, rank.gpu,
+                                               ExpertOptions(options, model_options)));
+  }
   return partners;
+}
+
+// The ranks of one stage, all of this process.
+Status JoinStage(const ModelOptions& options, const RankModelOptions& model_options,
+                 std::span<const int> gpus, std::span<Partners> partners) {
+  const auto size = static_cast<size_t>(options.parallel.tensor_parallel_size);
+  for (size_t first = 0; size > 1 && first < gpus.size(); first += size) {
+    ASSIGN_OR_RETURN(const auto group, comm::MakeCudaGroup(gpus.subspan(first, size),
+                                                           GroupOptions(options, model_options)));
+    for (size_t i = 0; i < size; ++i) partners[first + i].collectives = group[i];
+  }
+  if (!options.parallel.gpus_have_whole_experts()) return OkStatus();
+  ASSIGN_OR_RETURN(const auto all,
+                   comm::MakeCudaExpertRanks(gpus, ExpertOptions(options, model_options)));
+  for (size_t i = 0; i < gpus.size(); ++i) partners[i].expert_ranks = all[i];
+  return OkStatus();
 }
 
 // The ranks of this process are whole stages, or one rank.
 Result<std::vector<Partners>> JoinGpus(const ModelOptions& options,
                                        const RankModelOptions& model_options,
                                        const std::vector<SessionRank>& ranks) {
+  const config::ParallelConfig& parallel = options.parallel;
   std::vector<Partners> partners(ranks.size());
-  if (options.parallel.world_size() == 1 || ranks.front().gpu < 0) return partners;
+  if (parallel.world_size() == 1 || ranks.front().gpu < 0) return partners;
   if (options.only_rank) {
     ASSIGN_OR_RETURN(partners[0].collectives,
-                     comm::MakeLoneRank(*options.only_rank, options.parallel.tensor_parallel_size,
+                     comm::MakeLoneRank(*options.only_rank, parallel.tensor_parallel_size,
                                         ranks.front().gpu, GroupOptions(options, model_options)));
     return partners;
   }
   std::vector<int> gpus;
   for (const SessionRank& rank : ranks) gpus.push_back(rank.gpu);
   device::ReachEachOther(gpus);
-  if (options.disable_custom_all_reduce && options.parallel.data_parallel_size > 1) {
-    LogWarning(
-        "--disable-custom-all-reduce has no effect: data ranks write to each other's memory");
+  if (parallel.gpus_have_whole_experts() && !parallel.enable_expert_parallel) {
+    LogInfo("data ranks on GPUs hold whole experts each, as with --enable-expert-parallel");
   }
-  const auto size = static_cast<size_t>(options.parallel.tensor_parallel_size) *
-                    static_cast<size_t>(options.parallel.data_parallel_size);
+  if (parallel.gpus_have_whole_experts() && options.disable_custom_all_reduce) {
+    LogWarning(
+        "--disable-custom-all-reduce has no effect on ranks with whole experts: they write to each "
+        "other's memory");
+  }
+  const auto size = static_cast<size_t>(parallel.stage_size());
   if (size == 1) return partners;
   if (ranks.size() < size) {
     ASSIGN_OR_RETURN(partners[0], JoinProcesses(options, model_options, ranks[0]));
     return partners;
   }
   for (size_t first = 0; first < gpus.size(); first += size) {
-    const auto stage = std::span(gpus).subspan(first, size);
-    if (options.parallel.data_parallel_size > 1) {
-      ASSIGN_OR_RETURN(const auto all,
-                       comm::MakeCudaExpertRanks(stage, ExpertOptions(model_options)));
-      for (size_t i = 0; i < size; ++i) partners[first + i].expert_ranks = all[i];
-    } else {
-      ASSIGN_OR_RETURN(const auto all,
-                       comm::MakeCudaGroup(stage, GroupOptions(options, model_options)));
-      for (size_t i = 0; i < size; ++i) partners[first + i].collectives = all[i];
-    }
+    RETURN_IF_ERROR(JoinStage(options, model_options, std::span(gpus).subspan(first, size),
+                              std::span(partners).subspan(first, size)));
   }
   return partners;
 }
 
 Status CheckLayout(const config::ParallelConfig& parallel, int num_ranks) {
   RETURN_IF_ERROR(CheckGpuLayout(parallel));
-  const int stage_ranks = parallel.tensor_parallel_size * parallel.data_parallel_size;
-  if (num_ranks != 1 && num_ranks % stage_ranks != 0) {
+  if (num_ranks != 1 && num_ranks % parallel.stage_size() != 0) {
     return InvalidArgument(
         fmt::format("GPUs run whole pipeline stages in a process, or one rank: {} ranks are "
                     "neither; change --nnodes, or add --device cpu",
@@ -237,24 +254,12 @@ Result<std::vector<SessionRank>> OpenGpus(const ModelOptions& options, int num_r
 }  // namespace
 
 Status CheckGpuLayout(const config::ParallelConfig& parallel) {
-  const bool has_data_ranks = parallel.data_parallel_size > 1;
-  if (has_data_ranks && (parallel.tensor_parallel_size > 1 || !parallel.enable_expert_parallel)) {
-    return InvalidArgument(
-        "GPUs run --data-parallel-size with --enable-expert-parallel and without "
-        "--tensor-parallel-size only so far: change it, or add --device cpu");
-  }
-  if (parallel.enable_expert_parallel && parallel.tensor_parallel_size > 1) {
-    return InvalidArgument(
-        "GPUs run --tensor-parallel-size without --enable-expert-parallel only so far: leave it "
-        "out, or add --device cpu");
-  }
-  if (std::max(parallel.tensor_parallel_size, parallel.data_parallel_size) > kernels::kMaxPeers) {
-    return InvalidArgument(
-        fmt::format("GPUs run at most {} tensor or data ranks so far: add "
-                    "--pipeline-parallel-size, or --device cpu",
-                    kernels::kMaxPeers));
-  }
-  return OkStatus();
+  if (parallel.stage_size() <= kernels::kMaxPeers) return OkStatus();
+  return InvalidArgument(
+      fmt::format("GPUs run at most {} ranks in a stage, --tensor-parallel-size times "
+                  "--data-parallel-size, and {} are asked for: add --pipeline-parallel-size, or "
+                  "--device cpu",
+                  kernels::kMaxPeers, parallel.stage_size()));
 }
 
 Result<std::vector<SessionRank>> OpenDevices(const ModelOptions& options, int num_ranks,
@@ -283,11 +288,10 @@ Status LoadRanks(const ModelOptions& options, const RankModelOptions& model_opti
   std::vector<std::unique_ptr<checkpoint::TensorSource>> sources;
   ASSIGN_OR_RETURN(const std::vector<Partners> partners, JoinGpus(options, model_options, ranks));
   for (SessionRank& rank : ranks) {
-    ASSIGN_OR_RETURN(checkpoint::Shard shard,
-                     checkpoint::MakeShard(model_options.config, options.parallel, rank.place));
-    if (rank.device->kind() == device::DeviceKind::kCuda) {
-      shard = WithWholeAttention(model_options.config, options.parallel, std::move(shard));
-    }
+    const bool on_gpu = rank.device->kind() == device::DeviceKind::kCuda;
+    ASSIGN_OR_RETURN(const checkpoint::Shard shard,
+                     (on_gpu ? checkpoint::MakeGpuShard : checkpoint::MakeShard)(
+                         model_options.config, options.parallel, rank.place));
     rank.config = shard.config;
     sources.push_back(std::make_unique<ReportingSource>(
         checkpoint::MakeShardedSource(source, model_options.config, shard), progress));

@@ -13,7 +13,7 @@ Status CheckSizes(const config::ModelConfig& c, const config::ParallelConfig& pa
         fmt::format("--pipeline-parallel-size {} is more than the model's {} layers",
                     parallel.pipeline_parallel_size, c.num_layers));
   }
-  const int stage_ranks = parallel.tensor_parallel_size * parallel.data_parallel_size;
+  const int stage_ranks = parallel.stage_size();
   if (parallel.enable_expert_parallel && stage_ranks > c.num_experts) {
     return InvalidArgument(
         fmt::format("--enable-expert-parallel gives {} experts to {} ranks: use fewer ranks",
@@ -47,6 +47,17 @@ void CutConfig(const config::ModelConfig& whole, bool several_stages, Shard& sha
   c.num_draft_blocks = 0;
 }
 
+// FP8: wq_b, wo_a, wo_b.
+int64_t OthersAttentionBytes(const config::ModelConfig& c, const config::ParallelConfig& parallel,
+                             const Shard& shard) {
+  const int size = parallel.tensor_parallel_size;
+  const int64_t heads = int64_t{c.num_heads} * c.head_dim;
+  const int64_t grouped = int64_t{c.o_groups} * c.o_lora_rank;
+  const int64_t layer =
+      heads * c.q_lora_rank + grouped * (heads / c.o_groups) + grouped * c.hidden_size;
+  return shard.layers.size() * layer * (size - 1) / size;
+}
+
 }  // namespace
 
 Range Part(int64_t total, int64_t unit, int i, int parts) {
@@ -60,7 +71,7 @@ Result<Shard> MakeShard(const config::ModelConfig& config, const config::Paralle
   RETURN_IF_ERROR(CheckSizes(config, parallel));
   const int tensor_size = parallel.tensor_parallel_size;
   const int stages = parallel.pipeline_parallel_size;
-  const int stage_ranks = tensor_size * parallel.data_parallel_size;
+  const int stage_ranks = parallel.stage_size();
   const int stage_rank = place.data * tensor_size + place.tensor;
   const int64_t intermediate = config.moe_intermediate_size, hidden = config.hidden_size;
   Shard shard{.config = config,
@@ -71,6 +82,7 @@ Result<Shard> MakeShard(const config::ModelConfig& config, const config::Paralle
               .routed_up = {0, intermediate},
               .routed_down = {0, hidden},
               .shared_up = Part(intermediate, kQuantizedRows, place.tensor, tensor_size),
+              .shared_down = Part(hidden, kQuantizedRows, place.tensor, tensor_size),
               .vocabulary = Part(config.vocab_size, kVocabularyRows, place.tensor, tensor_size),
               .has_embedding = place.pipeline == 0,
               .has_head = place.pipeline == stages - 1};
@@ -84,20 +96,20 @@ Result<Shard> MakeShard(const config::ModelConfig& config, const config::Paralle
   return shard;
 }
 
-Shard WithWholeAttention(const config::ModelConfig& config, const config::ParallelConfig& parallel,
-                         Shard shard) {
-  const int size = parallel.tensor_parallel_size;
-  if (size == 1 || size > config.o_groups || parallel.data_parallel_size > 1 ||
-      parallel.enable_expert_parallel) {
-    return shard;
+Result<Shard> MakeGpuShard(const config::ModelConfig& config,
+                           const config::ParallelConfig& parallel, const config::RankPlace& place) {
+  config::ParallelConfig held = parallel;
+  held.enable_expert_parallel = parallel.gpus_have_whole_experts();
+  ASSIGN_OR_RETURN(Shard shard, MakeShard(config, held, place));
+  if (held.enable_expert_parallel) {
+    shard.shared_up = {0, config.moe_intermediate_size};
+    shard.shared_down = {0, config.hidden_size};
+  } else {
+    const int64_t others = OthersAttentionBytes(config, parallel, shard);
+    shard.whole_attention = parallel.tensor_parallel_size > 1 &&
+                            parallel.tensor_parallel_size <= config.o_groups &&
+                            others <= kMaxOthersAttentionBytes;
   }
-  const int64_t heads = int64_t{config.num_heads} * config.head_dim;
-  const int64_t grouped = int64_t{config.o_groups} * config.o_lora_rank;
-  // FP8: wq_b, wo_a, wo_b.
-  const int64_t layer = heads * config.q_lora_rank + grouped * (heads / config.o_groups) +
-                        grouped * config.hidden_size;
-  const int64_t others = shard.layers.size() * layer * (size - 1) / size;
-  shard.whole_attention = others <= kMaxOthersAttentionBytes;
   return shard;
 }
 

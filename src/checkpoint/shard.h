@@ -36,11 +36,12 @@ struct Shard {
   config::ModelConfig config;
   Range layers;       // of the model
   Range groups;       // output groups, with their heads
-  Range outputs;      // rows of wo_b, and of the shared expert's w2
+  Range outputs;      // rows of wo_b
   Range experts;      // routed experts that it holds, whole or in part
   Range routed_up;    // rows of their w1 and w3
   Range routed_down;  // rows of their w2
   Range shared_up;    // rows of the shared expert's w1 and w3
+  Range shared_down;  // rows of its w2
   Range vocabulary;   // rows of the head
   // All of attention's rows are there, not only those of the groups and outputs above.
   bool whole_attention = false;
@@ -52,13 +53,15 @@ struct Shard {
 Result<Shard> MakeShard(const config::ModelConfig& config, const config::ParallelConfig& parallel,
                         const config::RankPlace& place);
 
-// What a tensor rank on a GPU holds besides: the rows of attention that are other ranks', with
-// which it runs all heads of its share of a prompt's tokens (model/token_shares.h). Where they
-// would take more than kMaxOthersAttentionBytes, a rank has no heads of its own, or ranks hold
-// whole experts, the shard stays as it is. As many bytes on every rank, so all do alike.
+// A rank's on a GPU. Data ranks hold whole experts with or without enable_expert_parallel, and
+// beside whole routed experts a tensor rank has all of the shared one. Without them it holds the
+// rows of attention that are other ranks', too, with which it runs all heads of its share of a
+// prompt's tokens (model/token_shares.h); not where they would take more than
+// kMaxOthersAttentionBytes, or a rank has no heads of its own. As many bytes on every rank, so all
+// do alike.
 inline constexpr int64_t kMaxOthersAttentionBytes = int64_t{4} << 30;
-Shard WithWholeAttention(const config::ModelConfig& config, const config::ParallelConfig& parallel,
-                         Shard shard);
+Result<Shard> MakeGpuShard(const config::ModelConfig& config,
+                           const config::ParallelConfig& parallel, const config::RankPlace& place);
 
 // The shard's tensors, layers numbered from 0, read out of `whole`, which outlives it.
 std::unique_ptr<TensorSource> MakeShardedSource(const TensorSource& whole,

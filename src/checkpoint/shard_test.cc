@@ -179,34 +179,62 @@ TEST(Shard, OfficialModelsSplitEvenly) {
   }
 }
 
+// A GPU's share of some tensors is all of them.
+void ExpectWhole(const TensorSource& whole, const TensorSource& source, const std::string& part) {
+  int num_tensors = 0;
+  for (const TensorInfo& tensor : source.tensors()) {
+    if (tensor.name.find(part) == std::string::npos) continue;
+    EXPECT_EQ(ReadAll(source, tensor), ReadAll(whole, *whole.Find(tensor.name))) << tensor.name;
+    ++num_tensors;
+  }
+  EXPECT_GT(num_tensors, 0) << part;
+}
+
 TEST(Shard, AGpuMayHaveAllOfAttention) {
   const ModelConfig config = Config();
   const auto whole = MakeSyntheticSource(config, 1);
-  const ParallelConfig parallel{.tensor_parallel_size = 2};
-  const Shard shard = WithWholeAttention(config, parallel, MustMakeShard(config, parallel, 1));
+  const Shard shard = MakeGpuShard(config, {.tensor_parallel_size = 2}, {.tensor = 1}).value();
   ASSERT_TRUE(shard.whole_attention);
   EXPECT_EQ(shard.config.num_heads, config.num_heads / 2);
   const auto source = MakeShardedSource(*whole, config, shard);
-  for (const TensorInfo& tensor : source->tensors()) {
-    const TensorInfo& all = *whole->Find(tensor.name);
-    if (tensor.name.find(".attn.") == std::string::npos) continue;
-    EXPECT_EQ(ReadAll(*source, tensor), ReadAll(*whole, all)) << tensor.name;
-  }
+  ExpectWhole(*whole, *source, ".attn.");
   EXPECT_LT(source->Find("layers.3.ffn.shared_experts.w2.weight")->bytes,
             whole->Find("layers.3.ffn.shared_experts.w2.weight")->bytes);
 }
 
 TEST(Shard, AllOfAttentionIsThereWhereItHasRoomAndEveryRankHasHeads) {
   const auto has = [](const ModelConfig& config, const ParallelConfig& parallel) {
-    const Shard shard = MustMakeShard(config, parallel, 0);
-    return WithWholeAttention(config, parallel, shard).whole_attention;
+    return MakeGpuShard(config, parallel, {}).value().whole_attention;
   };
   const ModelConfig flash = MustParseConfig(PresetText("flash"));
   for (const int size : {2, 4, 8}) EXPECT_TRUE(has(flash, {.tensor_parallel_size = size}));
   EXPECT_FALSE(has(flash, {}));
   EXPECT_FALSE(has(flash, {.tensor_parallel_size = 16}));  // than output groups
-  EXPECT_FALSE(has(flash, {.data_parallel_size = 2, .enable_expert_parallel = true}));
+  EXPECT_FALSE(has(flash, {.data_parallel_size = 2}));
+  EXPECT_FALSE(has(flash, {.tensor_parallel_size = 2, .enable_expert_parallel = true}));
+  EXPECT_FALSE(has(flash, {.tensor_parallel_size = 2, .data_parallel_size = 2}));
   EXPECT_FALSE(has(MustParseConfig(PresetText("pro")), {.tensor_parallel_size = 8}));  // 15 GB
+}
+
+TEST(Shard, BesideWholeExpertsAGpuHasAllOfTheSharedOne) {
+  const ModelConfig config = Config();  // 8 experts
+  const auto whole = MakeSyntheticSource(config, 1);
+  for (const ParallelConfig& parallel :
+       {ParallelConfig{.tensor_parallel_size = 2, .enable_expert_parallel = true},
+        {.tensor_parallel_size = 2, .data_parallel_size = 2},
+        {.data_parallel_size = 2},
+        {.data_parallel_size = 2, .enable_expert_parallel = true}}) {
+    const int size = parallel.stage_size();
+    const Shard shard = MakeGpuShard(config, parallel, PlaceOf(parallel, size - 1)).value();
+    EXPECT_EQ(shard.experts.begin, 8 - 8 / size);
+    EXPECT_EQ(shard.experts.end, 8);
+    EXPECT_EQ(shard.config.num_heads, config.num_heads / parallel.tensor_parallel_size);
+    const auto source = MakeShardedSource(*whole, config, shard);
+    ExpectWhole(*whole, *source, ".shared_experts.");
+    ExpectWhole(*whole, *source, ".experts.7.");
+    EXPECT_EQ(source->Find("layers.3.attn.wo_b.weight")->bytes * parallel.tensor_parallel_size,
+              whole->Find("layers.3.attn.wo_b.weight")->bytes);
+  }
 }
 
 TEST(Shard, WhatCannotBeCutIsRefused) {

@@ -117,7 +117,7 @@ class ShardedSource final : public TensorSource {
     const bool shared = is(".shared_experts.");
     if (!shared && !is(".experts.")) return {};
     if (!is(".w2.")) return Cut{intermediate, shared ? shard_.shared_up : shard_.routed_up};
-    return Cut{hidden, shared ? shard_.outputs : shard_.routed_down};
+    return Cut{hidden, shared ? shard_.shared_down : shard_.routed_down};
   }
 
   std::pair<TensorInfo, Slice> Take(const TensorInfo& tensor, std::string name) const {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "base/log.h"
 #include "comm/cuda_group.h"
 #include "device/cuda/multi_gpu.h"
@@ -18,7 +19,9 @@ namespace fathom::comm {
 namespace {
 
 kernels::ExpertExchangeLayout LayoutOf(size_t num_ranks, const CudaExpertOptions& options) {
-  return kernels::MakeExpertExchangeLayout(static_cast<int>(num_ranks), options.max_tokens,
+  const int size = static_cast<int>(num_ranks), tensor_ranks = options.num_tensor_ranks;
+  CHECK_EQ(size % tensor_ranks, 0);
+  return kernels::MakeExpertExchangeLayout(size / tensor_ranks, tensor_ranks, options.max_tokens,
                                            options.hidden, options.num_chosen);
 }
 
@@ -53,12 +56,12 @@ Result<std::vector<std::shared_ptr<CudaExpertRanks>>> MakeCudaExpertRanks(
   const std::string topology = device::DescribeTopology(gpus, device::ProbePeerLink);
   if (!AllReachAll(gpus)) {
     return DeviceError(topology +
-                       ": data ranks need to reach each other's memory; tensor ranks and stages "
-                       "do not");
+                       ": ranks with whole experts need to reach each other's memory; tensor "
+                       "ranks without them and stages do not");
   }
   const auto layout = LayoutOf(gpus.size(), options);
   ASSIGN_OR_RETURN(auto made, CudaPeers::Make(gpus, layout.bytes, options.timeout));
-  LogInfo("{}; data ranks write to each other's memory", topology);
+  LogInfo("{}; ranks with whole experts write to each other's memory", topology);
   const std::shared_ptr<const CudaPeers> peers = std::move(made);
   std::vector<std::shared_ptr<CudaExpertRanks>> ranks;
   for (size_t rank = 0; rank < gpus.size(); ++rank) {

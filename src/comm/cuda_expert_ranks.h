@@ -1,4 +1,4 @@
-// CudaExpertRanks: what the data ranks of a stage exchange so that each runs its own experts on the
+// CudaExpertRanks: what the ranks of a stage exchange so that each runs its own experts on the
 // tokens of all (kernels/collective/expert_exchange_cuda.h): memory on each GPU that the others
 // write to, and the numbers of the exchanges. One object a rank, used by its thread; every rank
 // runs the same exchanges with the same sizes in the same order. cuda_group.h makes them.
@@ -20,8 +20,10 @@ class CudaExpertRanks {
 
   int rank() const { return view_.rank; }
   int size() const { return view_.size; }
+  int num_data_ranks() const { return layout_.data_ranks; }
 
-  // The next exchange of the step, with so many places for each rank's tokens.
+  // The next exchange of the step, with so many places (kernels::ExpertSlots) for the tokens of
+  // each data rank.
   kernels::ExpertExchange Next(int64_t slots) {
     return {{view_, num_exchanges_++}, layout_, slots};
   }

@@ -1,4 +1,5 @@
-// Tokens go to all ranks, and outputs back, whatever each rank has: against what the host finds.
+// Tokens go to all ranks, and outputs back to all that have the token, whatever each data rank has:
+// against what the host finds.
 #include "comm/cuda_expert_ranks.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +18,7 @@ namespace {
 constexpr int64_t kHidden = 512;
 constexpr int kExperts = 10, kChosen = 3, kMaxTokens = 100;
 
-// A rank's tokens in a step, as the host knows them.
+// A data rank's tokens in a step, as the host knows them.
 struct Tokens {
   int count = 0;
   std::vector<uint8_t> codes;  // tiles
@@ -50,14 +51,22 @@ U* As(const device::Buffer& buffer) {
   return reinterpret_cast<U*>(buffer.data());
 }
 
-class CudaExpertRanksTest : public testing::TestWithParam<int> {
+struct Layout {
+  const char* name;
+  int data_ranks;
+  int tensor_ranks;
+  int size() const { return data_ranks * tensor_ranks; }
+};
+
+class CudaExpertRanksTest : public testing::TestWithParam<Layout> {
  protected:
   void SetUp() override {
-    const int size = GetParam(), count = device::CountGpus();
+    const int size = GetParam().size(), count = device::CountGpus();
     if (count < size) GTEST_SKIP() << size << " GPUs are needed, there are " << count;
     auto made = MakeCudaExpertRanks(FirstGpus(size), {.hidden = kHidden,
                                                       .num_chosen = kChosen,
                                                       .max_tokens = kMaxTokens,
+                                                      .num_tensor_ranks = GetParam().tensor_ranks,
                                                       .timeout = std::chrono::milliseconds(500)});
     ASSERT_TRUE(made.ok()) << made.status().message();
     group_ = std::move(*made);
@@ -65,16 +74,21 @@ class CudaExpertRanksTest : public testing::TestWithParam<int> {
   }
 
   size_t size() const { return group_.size(); }
-  int first_expert(size_t rank) const { return kExperts * static_cast<int>(rank) / GetParam(); }
+  size_t data_ranks() const { return static_cast<size_t>(GetParam().data_ranks); }
+  size_t DataRank(size_t rank) const { return rank / static_cast<size_t>(GetParam().tensor_ranks); }
+  int first_expert(size_t rank) const {
+    return kExperts * static_cast<int>(rank) / GetParam().size();
+  }
   bool IsOwn(size_t rank, int32_t expert) const {
     return expert >= first_expert(rank) && expert < first_expert(rank + 1);
   }
 
-  // The layer's tokens there and back, on one rank.
+  // The layer's tokens, all[d] of data rank d, there and back, on one rank.
   void RunLayer(size_t r, const std::vector<Tokens>& all, int64_t slots, bool prefill) {
     const TestRank& rank = (*ranks_)[r];
-    const Tokens& own = all[r];
-    const int64_t pairs = static_cast<int64_t>(size()) * slots * kChosen;
+    const Tokens& own = all[DataRank(r)];
+    const int64_t num_tokens = static_cast<int64_t>(data_ranks()) * slots;
+    const int64_t pairs = num_tokens * kChosen;
     const int64_t first_group = (slots + 63) / 64 * 8,
                   rows = first_group * 8 + pairs + kExperts * 8;
     const auto codes = rank.Upload(own.codes), scales = rank.Upload(own.scales);
@@ -112,7 +126,7 @@ class CudaExpertRanksTest : public testing::TestWithParam<int> {
         r, all, slots, row_of,
         rank.Download<kernels::ExpertTile>(
             tiles.data(), static_cast<size_t>(rank.Download<int32_t>(num_tiles.data(), 1)[0])),
-        prefill ? 224 : kernels::ExpertTileRows(GetParam() * slots));
+        TileRows(r, num_tokens, prefill));
     ExpectGathered(
         all, slots, row_of,
         rank.Download<uint8_t>(gathered.data(), static_cast<size_t>(rows * kHidden)),
@@ -134,6 +148,11 @@ class CudaExpertRanksTest : public testing::TestWithParam<int> {
     group_[r]->EndStep(*rank.stream);
     ExpectOutputs(r, own, slots);
     ASSERT_TRUE(group_[r]->Check().ok());
+  }
+
+  int TileRows(size_t r, int64_t num_tokens, bool prefill) const {
+    return kernels::PlanTileRows(num_tokens, prefill, first_expert(r + 1) - first_expert(r),
+                                 kChosen);
   }
 
   static uint16_t Output(int64_t pair, int64_t column) {
@@ -197,7 +216,7 @@ class CudaExpertRanksTest : public testing::TestWithParam<int> {
     for (int64_t t = 0; t < own.count; ++t) {
       if (own.seqs[static_cast<size_t>(t)] < 0) continue;
       for (int64_t i = t * kChosen; i < (t + 1) * kChosen; ++i) {
-        const int64_t pair = static_cast<int64_t>(r) * slots * kChosen + i;
+        const int64_t pair = static_cast<int64_t>(DataRank(r)) * slots * kChosen + i;
         for (int64_t c = 0; c < kHidden; ++c) {
           ASSERT_EQ(y[static_cast<size_t>(rows[static_cast<size_t>(i)] * kHidden + c)],
                     Output(pair, c));
@@ -215,10 +234,11 @@ TEST_P(CudaExpertRanksTest, EveryTokenReachesItsExpertsAndTheirOutputsComeBack) 
                                                {100, 3}, {8, 17}, {64, 64}};
   for (size_t i = 0; i < steps.size(); ++i) {
     std::vector<Tokens> all;
-    for (size_t r = 0; r < size(); ++r) {
-      all.emplace_back(steps[i][r % 2], static_cast<uint32_t>(10 * i + r));
+    for (size_t d = 0; d < data_ranks(); ++d) {
+      all.emplace_back(steps[i][d % 2], static_cast<uint32_t>(10 * i + d));
     }
-    const int64_t slots = (std::max(steps[i][0], steps[i][1]) + 7) / 8 * 8;
+    const int64_t slots =
+        kernels::ExpertSlots(GetParam().data_ranks, std::max(steps[i][0], steps[i][1]));
     std::vector<std::thread> threads;
     for (size_t r = 0; r < size(); ++r) {
       threads.emplace_back([&, r] {
@@ -236,7 +256,7 @@ TEST_P(CudaExpertRanksTest, ARankThatDoesNotComeIsNamed) {
   const auto memory = rank.Poisoned(1 << 20);
   Launch(
       kernels::CudaTakeTokensParams{
-          .from = group_[0]->Next(8),
+          .from = group_[0]->Next(16),
           .num_experts = first_expert(1),
           .plan = {As<int32_t>(memory), As<kernels::ExpertTile>(memory) + 64,
                    As<int32_t>(memory) + 65536, As<float>(memory) + 131072,
@@ -250,7 +270,11 @@ TEST_P(CudaExpertRanksTest, ARankThatDoesNotComeIsNamed) {
       << status.message();
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CudaExpertRanksTest, testing::Values(2, 4));
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaExpertRanksTest,
+                         testing::Values(Layout{"Data2", 2, 1}, Layout{"Tensor2", 1, 2},
+                                         Layout{"Data4", 4, 1}, Layout{"Data2Tensor2", 2, 2},
+                                         Layout{"Tensor4", 1, 4}),
+                         [](const auto& layout) { return layout.param.name; });
 
 }  // namespace
 }  // namespace fathom::comm

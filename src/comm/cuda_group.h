@@ -1,6 +1,6 @@
 // What the ranks of this process do together on GPUs: the collectives of tensor ranks
-// (cuda_collectives.h), and how data ranks share experts (cuda_expert_ranks.h); one object for each
-// GPU. Made once, by one thread, before any work is enqueued. Needs no CUDA header.
+// (cuda_collectives.h), and how ranks share whole experts (cuda_expert_ranks.h); one object for
+// each GPU. Made once, by one thread, before any work is enqueued. Needs no CUDA header.
 #pragma once
 
 #include <cstdint>
@@ -39,13 +39,14 @@ Result<std::shared_ptr<CudaCollectives>> MakeLoneRank(int rank, int size, int gp
 
 struct CudaExpertOptions {
   int64_t hidden = 0;
-  int num_chosen = 0;      // experts of a token
-  int64_t max_tokens = 0;  // of a data rank in a step
+  int num_chosen = 0;        // experts of a token
+  int64_t max_tokens = 0;    // of a data rank in a step
+  int num_tensor_ranks = 1;  // of each data rank
   Duration timeout = std::chrono::seconds(5);
 };
 
-// In the order of `gpus`, all different. kDevice: not all reach each other's memory;
-// kOutOfMemory.
+// In the order of `gpus`, all different: the ranks of a stage, tensor rank fastest. kDevice: not
+// all reach each other's memory; kOutOfMemory.
 Result<std::vector<std::shared_ptr<CudaExpertRanks>>> MakeCudaExpertRanks(
     std::span<const int> gpus, const CudaExpertOptions& options);
 

@@ -8,7 +8,8 @@
 //             cache is replicated.
 //   data:     each data rank has sequences and a KV cache of its own.
 //   experts:  the routed experts are split over all tensor x data ranks of a stage: by expert with
-//             enable_expert_parallel, else each expert's intermediate size.
+//             enable_expert_parallel, else each expert's intermediate size. GPUs that are data
+//             ranks have them by expert in any case.
 //   pipeline: consecutive layers.
 #pragma once
 
@@ -20,8 +21,11 @@ struct ParallelConfig {
   int pipeline_parallel_size = 1;
   bool enable_expert_parallel = false;
 
-  int world_size() const {
-    return tensor_parallel_size * data_parallel_size * pipeline_parallel_size;
+  int stage_size() const { return tensor_parallel_size * data_parallel_size; }
+  int world_size() const { return stage_size() * pipeline_parallel_size; }
+  // Whether the ranks of a stage on GPUs have whole experts each.
+  bool gpus_have_whole_experts() const {
+    return stage_size() > 1 && (enable_expert_parallel || data_parallel_size > 1);
   }
 };
 

@@ -1,6 +1,6 @@
-// The built-in model, and four layers as wide as Flash's, on GPUs that are data ranks and have some
-// of the experts each, against the model on one GPU: the same bits for every prompt, whatever the
-// others do, and for decodes, which are graphs.
+// The built-in model, and four layers as wide as Flash's, on GPUs that are data and tensor ranks
+// and have some of the experts each, against the model on one GPU: the same bits for every prompt,
+// whatever the other data ranks do, and for decodes, which are graphs.
 #include "comm/cuda_expert_ranks.h"
 
 #include <gtest/gtest.h>
@@ -21,60 +21,96 @@ using Chunk = std::vector<int>;
 
 struct Layout {
   const char* name;
-  int num_ranks;
+  int tensor_ranks;
+  int data_ranks;
   TestSource (*source)();
+  config::ParallelConfig parallel() const {
+    return {.tensor_parallel_size = tensor_ranks,
+            .data_parallel_size = data_ranks,
+            .enable_expert_parallel = true};
+  }
 };
 
 class CudaExpertRanksTest : public testing::TestWithParam<Layout> {
  protected:
   void SetUp() override {
-    const int size = GetParam().num_ranks, count = device::CountGpus();
+    const config::ParallelConfig parallel = GetParam().parallel();
+    const int size = parallel.stage_size(), count = device::CountGpus();
     if (count < size) GTEST_SKIP() << size << " GPUs are needed, there are " << count;
-    auto group = comm::MakeCudaExpertRanks(comm::FirstGpus(size),
-                                           {.hidden = source_.config.hidden_size,
-                                            .num_chosen = source_.config.num_experts_per_token,
-                                            .max_tokens = kMaxSeqs * kMaxLength});
-    ASSERT_TRUE(group.ok()) << group.status().message();
-    const config::ParallelConfig parallel{.data_parallel_size = size,
-                                          .enable_expert_parallel = true};
+    ASSERT_NO_FATAL_FAILURE(Join(parallel));
     for (int r = 0; r < size; ++r) {
-      alone_.push_back(source_.OnGpu(r, kMaxSeqs, kMaxLength));
-      ranks_.push_back(source_.OnGpu(r, kMaxSeqs, kMaxLength,
-                                     {.expert_ranks = (*group)[static_cast<size_t>(r)]},
-                                     {parallel, PlaceOf(parallel, r), nullptr}));
+      const auto i = static_cast<size_t>(r);
+      ranks_.push_back(
+          source_.OnGpu(r, kMaxSeqs, kMaxLength,
+                        {.collectives = tensor_ranks_[i], .expert_ranks = expert_ranks_[i]},
+                        {parallel, PlaceOf(parallel, r), nullptr}));
+    }
+    for (int d = 0; d < parallel.data_parallel_size; ++d) {
+      alone_.push_back(source_.OnGpu(d, kMaxSeqs, kMaxLength));
     }
   }
 
-  std::vector<TestSequence> Sequences(TestModel& model, size_t rank) const {
+  void Join(const config::ParallelConfig& parallel) {
+    const std::vector<int> gpus = comm::FirstGpus(parallel.stage_size());
+    const ModelLimits limits = TestModel::Limits(kMaxSeqs, kMaxLength);
+    auto all = comm::MakeCudaExpertRanks(gpus, {.hidden = source_.config.hidden_size,
+                                                .num_chosen = source_.config.num_experts_per_token,
+                                                .max_tokens = limits.max_batched_tokens,
+                                                .num_tensor_ranks = parallel.tensor_parallel_size});
+    ASSERT_TRUE(all.ok()) << all.status().message();
+    expert_ranks_ = std::move(*all);
+    tensor_ranks_.resize(gpus.size());
+    const auto size = static_cast<size_t>(parallel.tensor_parallel_size);
+    for (size_t first = 0; size > 1 && first < gpus.size(); first += size) {
+      auto group =
+          comm::MakeCudaGroup(std::span(gpus).subspan(first, size),
+                              GroupOptions(source_.config, limits, parallel.tensor_parallel_size,
+                                           parallel.data_parallel_size));
+      ASSERT_TRUE(group.ok()) << group.status().message();
+      std::copy(group->begin(), group->end(),
+                tensor_ranks_.begin() + static_cast<std::ptrdiff_t>(first));
+    }
+  }
+
+  // Of a rank.
+  size_t DataRank(size_t r) const { return r / static_cast<size_t>(GetParam().tensor_ranks); }
+
+  std::vector<TestSequence> Sequences(TestModel& model, size_t data_rank) const {
     std::vector<TestSequence> sequences;
     for (int i = 0; i < kMaxSeqs; ++i) {
-      sequences.push_back(
-          model.Add(RandomTokens(source_.config, kMaxLength,
-                                 static_cast<uint32_t>(rank) * 100u + static_cast<uint32_t>(i))));
+      sequences.push_back(model.Add(
+          RandomTokens(source_.config, kMaxLength,
+                       static_cast<uint32_t>(data_rank) * 100u + static_cast<uint32_t>(i))));
     }
     return sequences;
   }
 
-  // steps[i][r]: what rank r runs in step i. All logits of each rank.
+  // steps[i][d]: what data rank d runs in step i. All logits of each rank, or of one GPU for each
+  // data rank.
   std::vector<std::vector<TestSequence>> RunAll(const std::vector<std::vector<Chunk>>& steps,
                                                 bool decode, bool alone) {
     auto& models = alone ? alone_ : ranks_;
     auto& sequences = alone ? of_alone_ : of_ranks_;
     if (sequences.empty()) {
-      for (size_t r = 0; r < models.size(); ++r) sequences.push_back(Sequences(*models[r], r));
+      for (size_t r = 0; r < models.size(); ++r) {
+        sequences.push_back(Sequences(*models[r], alone ? r : DataRank(r)));
+      }
     }
     std::vector<std::thread> threads;
     for (size_t r = 0; r < models.size(); ++r) {
       threads.emplace_back([&, r] {
+        const size_t d = alone ? r : DataRank(r);
         for (const std::vector<Chunk>& step : steps) {
           std::vector<int32_t> tokens;
           for (const Chunk& c : step) tokens.push_back(std::accumulate(c.begin(), c.end(), 0));
-          if (alone && tokens[r] == 0) continue;
+          if (step.size() == 1 && tokens[0] == 0) continue;
+          if (alone && tokens[d] == 0) continue;
           std::vector<TestSequence*> own;
-          for (size_t i = 0; i < step[r].size(); ++i) own.push_back(&sequences[r][i]);
-          models[r]->Step(own, step[r], nullptr,
-                          alone ? std::span<const int32_t>() : std::span<const int32_t>(tokens),
-                          decode);
+          for (size_t i = 0; i < step[d].size(); ++i) own.push_back(&sequences[r][i]);
+          const bool several = !alone && step.size() > 1;
+          models[r]->Step(own, step[d], nullptr,
+                          several ? std::span<const int32_t>(tokens) : std::span<const int32_t>(),
+                          several && decode);
         }
       });
     }
@@ -84,21 +120,24 @@ class CudaExpertRanksTest : public testing::TestWithParam<Layout> {
 
   void ExpectSame(const std::vector<std::vector<Chunk>>& steps, bool decode) {
     const auto expected = RunAll(steps, decode, true), actual = RunAll(steps, decode, false);
-    for (size_t r = 0; r < expected.size(); ++r) {
-      for (size_t i = 0; i < expected[r].size(); ++i) {
-        EXPECT_EQ(actual[r][i].logits, expected[r][i].logits) << "rank " << r << ", sequence " << i;
+    for (size_t r = 0; r < actual.size(); ++r) {
+      for (size_t i = 0; i < actual[r].size(); ++i) {
+        EXPECT_EQ(actual[r][i].logits, expected[DataRank(r)][i].logits)
+            << "rank " << r << ", sequence " << i;
       }
     }
   }
 
-  // The same for ranks beyond the second as for the first two in turn.
+  // The same for data ranks beyond the second as for the first two in turn.
   std::vector<Chunk> Step(const Chunk& even, const Chunk& odd) const {
     std::vector<Chunk> step;
-    for (int r = 0; r < GetParam().num_ranks; ++r) step.push_back(r % 2 == 0 ? even : odd);
+    for (int d = 0; d < GetParam().data_ranks; ++d) step.push_back(d % 2 == 0 ? even : odd);
     return step;
   }
 
   const TestSource source_ = GetParam().source();
+  std::vector<std::shared_ptr<comm::CudaCollectives>> tensor_ranks_;
+  std::vector<std::shared_ptr<comm::CudaExpertRanks>> expert_ranks_;
   std::vector<std::unique_ptr<TestModel>> alone_, ranks_;
   std::vector<std::vector<TestSequence>> of_alone_, of_ranks_;
 };
@@ -115,11 +154,16 @@ TEST_P(CudaExpertRanksTest, GiveTheBitsOfOneGpu) {
 
 TestSource Wide() { return WideModel(); }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, CudaExpertRanksTest,
-                         testing::Values(Layout{"BuiltIn2", 2, OpenTinyModel},
-                                         Layout{"BuiltIn4", 4, OpenTinyModel},
-                                         Layout{"Wide2", 2, Wide}, Layout{"Wide4", 4, Wide}),
-                         [](const auto& layout) { return layout.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, CudaExpertRanksTest,
+    testing::Values(Layout{"BuiltInData2", 1, 2, OpenTinyModel},
+                    Layout{"BuiltInTensor2", 2, 1, OpenTinyModel},
+                    Layout{"BuiltInData4", 1, 4, OpenTinyModel},
+                    Layout{"BuiltInTensor2Data2", 2, 2, OpenTinyModel},
+                    Layout{"BuiltInTensor4", 4, 1, OpenTinyModel}, Layout{"WideData2", 1, 2, Wide},
+                    Layout{"WideTensor2", 2, 1, Wide}, Layout{"WideData4", 1, 4, Wide},
+                    Layout{"WideTensor2Data2", 2, 2, Wide}, Layout{"WideTensor4", 4, 1, Wide}),
+    [](const auto& layout) { return layout.param.name; });
 
 }  // namespace
 }  // namespace fathom::model

@@ -23,7 +23,7 @@ struct CudaContext {
   const CudaWorkspace& ws;
   const CudaRecording& recording;
   CudaTensorRanks& ranks;
-  comm::CudaExpertRanks* expert_ranks;  // null: there is one data rank
+  comm::CudaExpertRanks* expert_ranks;  // null: no rank has whole experts
   CudaOperators& operators;
   bool is_first_stage = true;
 

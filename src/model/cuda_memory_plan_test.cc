@@ -1,6 +1,8 @@
 // What a plan takes as the workspace against what is allocated. Needs no GPU.
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "checkpoint/synthetic_checkpoint.h"
 #include "kernels/collective/expert_exchange_cuda.h"
 #include "kernels/collective/peer_view.h"
@@ -37,25 +39,27 @@ TEST(CudaMemoryPlan, TheWorkspaceOfAStepIsWhatIsAllocated) {
   }
 }
 
-TEST(CudaMemoryPlan, DataRanksTakeWhatIsPlanned) {
+TEST(CudaMemoryPlan, RanksWithWholeExpertsTakeWhatIsPlanned) {
   const auto config =
       checkpoint::ParseModelConfig(checkpoint::PresetConfigText("flash").value(), "flash");
-  for (const int ranks : {2, 8}) {
-    const config::ParallelConfig parallel{.data_parallel_size = ranks,
-                                          .enable_expert_parallel = true};
-    const checkpoint::Shard shard = checkpoint::MakeShard(*config, parallel, {}).value();
+  const int64_t grouped = int64_t{config->o_groups} * config->o_lora_rank;
+  for (const auto& [tensor, data] : {std::pair(1, 2), {1, 8}, {2, 1}, {8, 1}, {2, 2}, {4, 2}}) {
+    const config::ParallelConfig parallel{
+        .tensor_parallel_size = tensor, .data_parallel_size = data, .enable_expert_parallel = true};
+    const auto shard = checkpoint::MakeGpuShard(*config, parallel, {}).value();
     for (const int tokens : {2048, 8192}) {
       const ModelLimits limits{tokens, 64, 32768};
-      const auto exchange = kernels::MakeExpertExchangeLayout(ranks, tokens, config->hidden_size,
-                                                              config->num_experts_per_token);
+      const int64_t shared = SharedWorkspaceBytes(*config, limits, grouped, data);
+      const auto exchange = kernels::MakeExpertExchangeLayout(
+          data, tensor, tokens, config->hidden_size, config->num_experts_per_token);
       const int64_t allocated =
-          CudaWorkspaceBytes(shard.config, limits, MostHeadRows(limits, config->num_heads), ranks) +
-          SharedWorkspaceBytes(*config, limits, int64_t{config->o_groups} * config->o_lora_rank,
-                               ranks) +
-          kernels::MakePeerLayout(ranks, exchange.bytes).bytes;
+          CudaWorkspaceBytes(shard.config, limits, MostHeadRows(limits, shard.config.num_heads),
+                             data) +
+          (tensor > 1 ? kernels::MakePeerLayout(tensor, shared).bytes : shared) +
+          kernels::MakePeerLayout(parallel.stage_size(), exchange.bytes).bytes;
       const int64_t planned = StepWorkspaceBytes(shard, parallel, limits);
-      EXPECT_GT(planned, allocated - allocated / 100) << ranks << " " << tokens;
-      EXPECT_LT(planned, allocated + allocated / 20) << ranks << " " << tokens;
+      EXPECT_GT(planned, allocated - allocated / 100) << tensor << " " << data << " " << tokens;
+      EXPECT_LT(planned, allocated + allocated / 20) << tensor << " " << data << " " << tokens;
     }
   }
 }

@@ -123,11 +123,12 @@ class MoePass : CudaPass {
     });
   }
 
-  // The rank's routed experts on the tokens of all data ranks, the shared one on its own.
+  // The rank's whole routed experts on the tokens of all data ranks, the shared one on its own.
   kernels::SublayerOutput ExpertsOfAllRanks(comm::CudaExpertRanks& ranks) {
     const auto own = checkpoint::Part(c_.num_experts, 1, ranks.rank(), ranks.size());
     const int num_own = static_cast<int>(own.size());
-    const kernels::ExpertExchange tokens = ranks.Next(step_.slots);
+    const int64_t slots = kernels::ExpertSlots(ranks.num_data_ranks(), step_.most_tokens);
+    const kernels::ExpertExchange tokens = ranks.Next(slots);
     operators_.Enqueue(step_, "tokens to all ranks",
                        kernels::CudaSendTokensParams{.to = tokens,
                                                      .num_tokens = step_.batch.num_tokens,
@@ -140,20 +141,19 @@ class MoePass : CudaPass {
                                                      .prefill = step_.experts_prefill,
                                                      .first_expert = static_cast<int>(own.begin),
                                                      .num_experts = num_own,
-                                                     .first_group = (step_.slots + 63) / 64 * 8,
+                                                     .first_group = (slots + 63) / 64 * 8,
                                                      .plan = ws_.plan,
                                                      .gathered = Gathered()});
     kernels::CudaExpertParams p = ExpertParams();
-    p.num_tokens = ranks.size() * step_.slots;
+    p.num_tokens = ranks.num_data_ranks() * slots;
     p.prefill = step_.experts_prefill;
     p.num_experts = num_own;
     p.num_shared_tokens = step_.batch.num_tokens;
     p.shared_y = ranks.outputs();
     operators_.Enqueue(step_, "experts", p);
-    operators_.Enqueue(
-        step_, "outputs to their ranks",
-        kernels::CudaReturnOutputsParams{
-            .to = ranks.Next(step_.slots), .pair_of = ws_.plan.pair_of, .y = ws_.pairs});
+    operators_.Enqueue(step_, "outputs to their ranks",
+                       kernels::CudaReturnOutputsParams{
+                           .to = ranks.Next(slots), .pair_of = ws_.plan.pair_of, .y = ws_.pairs});
     return {ranks.outputs(), ranks.pair_of(), c_.num_experts_per_token};
   }
 };

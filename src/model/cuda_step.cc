@@ -117,7 +117,7 @@ CudaStep StepUploader::Upload(const ForwardBatch& batch, int num_decodes, device
   CudaStep step;
   step.stream = &stream;
   step.prefill = !IsDecode(batch);
-  step.slots = (tokens + 7) / 8 * 8;
+  step.most_tokens = tokens;
   for (const int32_t position : positions_) {
     step.max_entries = std::max(step.max_entries, (position + 1) / 4);
   }

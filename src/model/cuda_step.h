@@ -33,9 +33,9 @@ struct CudaStep {
   int64_t num_logits_rows = 0;
   // Not a step of decodes: each token's bits are the same in a step of any size (docs/kernels.md).
   bool prefill = false;
-  // Of data ranks: places for each one's tokens (as if all had as many as this one), and whether
-  // all tokens' experts run as a prompt's.
-  int64_t slots = 0;
+  // Of ranks with whole experts: the tokens of the data rank that has most, and whether all tokens'
+  // experts run as a prompt's.
+  int64_t most_tokens = 0;
   bool experts_prefill = false;
   bool any_index_scoring = false;
   int max_entries = 0;  // ratio-4 entries that a token may see

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "base/check.h"
 #include "checkpoint/shard.h"
 #include "kernels/grouped_gemm/expert_plan.h"
 #include "model/token_shares.h"
@@ -34,11 +35,13 @@ kernels::GatheredMatrix SharedTiles(void* tiles, int64_t columns, int64_t bytes,
 
 CudaTensorRanks::CudaTensorRanks(const config::ModelConfig& config, const CudaWorkspace& workspace,
                                  comm::CudaCollectives* collectives, int64_t grouped_columns,
-                                 bool has_whole_attention)
+                                 bool has_whole_attention, bool has_whole_experts)
     : c_(config),
       ws_(workspace),
       collectives_(collectives),
-      has_whole_attention_(has_whole_attention) {
+      has_whole_attention_(has_whole_attention),
+      has_whole_experts_(has_whole_experts) {
+  CHECK(!has_whole_attention || !has_whole_experts);
   const int64_t blocks_of_group = config.o_lora_rank / kBlock;
   grouped_ = PartsOf(grouped_columns / config.o_lora_rank, 1, 1);
   for (int64_t& begin : grouped_.begin) begin *= blocks_of_group;
@@ -181,6 +184,7 @@ kernels::OutputExchange CudaTensorRanks::CompleteOutput(const CudaStep& step, in
   if (collectives_ == nullptr || output.y == nullptr) return {};
   const bool is_attention = output.pair_of == nullptr;
   if (step.is_share() && is_attention) return {};  // this rank's tokens are whole
+  if (has_whole_experts_ && !is_attention) return {};
   if (!step.prefill) {
     if (is_attention && AddsOutputs(step)) return sums_;
     if (!is_attention && rows_.exchange.peers.size > 1) return rows_;

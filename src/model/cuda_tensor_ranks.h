@@ -28,10 +28,10 @@ struct AttentionPart {
 class CudaTensorRanks {
  public:
   // The shard's config; of all ranks the columns that wo_b reads. collectives null: there is one.
-  // has_whole_attention: Shard::whole_attention.
+  // has_whole_attention: Shard::whole_attention. has_whole_experts: their output needs no others.
   CudaTensorRanks(const config::ModelConfig& config, const CudaWorkspace& workspace,
                   comm::CudaCollectives* collectives, int64_t grouped_columns,
-                  bool has_whole_attention);
+                  bool has_whole_attention, bool has_whole_experts);
 
   bool are_several() const { return collectives_ != nullptr; }
   bool are_captured() const { return collectives_ == nullptr || collectives_->is_captured(); }
@@ -118,6 +118,7 @@ class CudaTensorRanks {
   const CudaWorkspace& ws_;
   comm::CudaCollectives* const collectives_;
   const bool has_whole_attention_;  // then prompts' tokens are shared out
+  const bool has_whole_experts_;
   // What each rank has: of wo_a's output and of t in blocks of 128 columns; of a sub-layer's output
   // and of the logits.
   kernels::RankParts grouped_, intermediate_, outputs_, vocabulary_;

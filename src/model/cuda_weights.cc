@@ -289,16 +289,16 @@ class Planner {
   std::vector<LargestScalesOf> largest_;
 };
 
-// What the kernels run is every layer's part of one tensor rank, or all of some experts and of what
-// is no routed expert.
+// What the kernels run is a tensor rank's part of every expert, or all of some experts and of the
+// shared one.
 Status CheckParts(const Weights& weights) {
   for (const BlockWeights& block : weights.layers) {
     const kernels::ExpertMatrices& shared = block.ffn.shared;
     for (const kernels::ExpertMatrices& expert : OwnExperts(block.ffn.experts)) {
       if (expert.w1.rows == shared.w1.rows && expert.w2.rows == shared.w2.rows) continue;
       return BadModel(
-          "the GPU kernels run as large a part of every expert as of the shared one: data ranks "
-          "need --enable-expert-parallel, and tensor ranks leave it out");
+          "the GPU kernels run as large a part of every expert as of the shared one: "
+          "checkpoint::MakeGpuShard makes such shards");
     }
   }
   return OkStatus();

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 
+#include "kernels/collective/expert_exchange_cuda.h"
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/output_alone_cuda.h"
 #include "kernels/hyper_connection/boundary_large.h"
@@ -28,8 +29,7 @@ std::array<int64_t, 5> StepSizes(int64_t m) {
 
 // Of a step, whose experts a rank runs.
 int64_t MostTokens(const ModelLimits& limits, int num_data_ranks) {
-  if (num_data_ranks == 1) return limits.max_batched_tokens;
-  return num_data_ranks * ((int64_t{limits.max_batched_tokens} + 7) / 8 * 8);
+  return num_data_ranks * kernels::ExpertSlots(num_data_ranks, limits.max_batched_tokens);
 }
 
 void CarveState(int64_t num_tokens, CudaCarver& carver, kernels::HyperConnectionState& state) {
@@ -183,12 +183,12 @@ int64_t MostHeadRows(const ModelLimits& limits, int num_heads, int64_t all_heads
 }
 
 comm::CudaGroupOptions GroupOptions(const config::ModelConfig& config, const ModelLimits& limits,
-                                    int num_ranks) {
+                                    int num_ranks, int num_data_ranks) {
   const int64_t t_row_bytes = MaxPairRowsOf(config, limits) * 128;  // a block of columns
   return {
       .hidden = config.hidden_size,
-      .shared_bytes =
-          SharedWorkspaceBytes(config, limits, int64_t{config.o_groups} * config.o_lora_rank),
+      .shared_bytes = SharedWorkspaceBytes(
+          config, limits, int64_t{config.o_groups} * config.o_lora_rank, num_data_ranks),
       .max_row_bytes = std::max<int64_t>(t_row_bytes * num_ranks, int64_t{config.vocab_size} * 4)};
 }
 

@@ -2,7 +2,8 @@
 // Every piece is sized for M = max_batched_tokens rows, tiles for PaddedTokens(M, prefill). What
 // tensor ranks complete for each other is as large on each and lies in their shared memory
 // (comm/cuda_collectives.h), and so does what they give each other of shared out tokens
-// (token_shares.h). What experts need is sized for the tokens of all data ranks.
+// (token_shares.h). What experts need is sized for the places of all data ranks' tokens
+// (kernels::ExpertSlots).
 #pragma once
 
 #include <cuda_bf16.h>

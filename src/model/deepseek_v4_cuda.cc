@@ -32,6 +32,10 @@ using kernels::GemmOutput;
 // Captured steps that are kept, some 2 MB each: of up to 64 sequences at contexts of any length.
 constexpr size_t kMaxGraphs = 128;
 
+int NumDataRanks(const CudaModelOptions& options) {
+  return options.expert_ranks == nullptr ? 1 : options.expert_ranks->num_data_ranks();
+}
+
 class CudaModel final : public DeepSeekV4 {
  public:
   CudaModel(const config::ModelConfig& config, kv_cache::IndexKeyDType index_dtype,
@@ -49,7 +53,8 @@ class CudaModel final : public DeepSeekV4 {
         uploader_(std::move(uploader)),
         stages_(std::move(stages)),
         options_(options),
-        ranks_(config, *ws_, options.collectives.get(), grouped_columns, has_whole_attention),
+        ranks_(config, *ws_, options.collectives.get(), grouped_columns, has_whole_attention,
+               options.expert_ranks != nullptr),
         expert_ranks_(options.expert_ranks.get()),
         operators_(options.sync_operators),
         context_{.config = c_,
@@ -82,13 +87,14 @@ class CudaModel final : public DeepSeekV4 {
     if (options_.poison_scratch) Poison(stream);
     // Data ranks that all decode are padded alike, so that one graph serves a size. One without
     // tokens has padding at least.
-    const bool all_decode = expert_ranks_ == nullptr || batch.data_ranks_decode;
+    const int data_ranks = NumDataRanks(options_);
+    const bool all_decode = data_ranks == 1 || batch.data_ranks_decode;
     const bool decode = recorder == nullptr && IsDecode(batch);
     const int num_tokens = static_cast<int>(batch.token_ids.size());
     const int num_decodes = decode && all_decode ? most_tokens : std::max(num_tokens, 1);
     CudaStep step = uploader_->Upload(batch, decode || num_tokens == 0 ? num_decodes : 0, stream);
-    step.slots = (most_tokens + 7) / 8 * 8;
-    step.experts_prefill = !all_decode;
+    step.most_tokens = most_tokens;
+    step.experts_prefill = data_ranks == 1 ? step.prefill : !all_decode;
     step.kv = kv;
     step.logits = logits;
     step.recorder = recorder;
@@ -299,7 +305,7 @@ class CudaModel final : public DeepSeekV4 {
   const std::unique_ptr<CudaStages> stages_;  // null: there is one
   const CudaModelOptions options_;
   CudaTensorRanks ranks_;
-  comm::CudaExpertRanks* const expert_ranks_;  // null: there is one data rank
+  comm::CudaExpertRanks* const expert_ranks_;  // null: no rank has whole experts
   CudaOperators operators_;
   const CudaContext context_;
   const kernels::HyperConnectionConstants constants_;
@@ -332,7 +338,7 @@ Result<std::unique_ptr<DeepSeekV4>> MakeDeepSeekV4Cuda(const config::ModelConfig
   const bool has_whole_attention = all_heads > config.num_heads;
   const int64_t head_rows =
       MostHeadRows(limits, config.num_heads, has_whole_attention ? all_heads : 0, tensor_ranks);
-  const int data_ranks = options.expert_ranks == nullptr ? 1 : options.expert_ranks->size();
+  const int data_ranks = NumDataRanks(options);
   std::byte* const shared =
       options.collectives == nullptr ? nullptr : options.collectives->shared_memory();
   const int64_t workspace_bytes =

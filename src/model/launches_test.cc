@@ -1,7 +1,7 @@
 // No step asks for more than a GPU has, nor for memory, streams or events: all launches of Flash's
-// and Pro's layers, for any number of tokens behind contexts of any length, alone and on a tensor
-// or data rank of two, four and eight, and of models of other sizes, without a GPU. Sizes that
-// kernels do not run are refused.
+// and Pro's layers, for any number of tokens behind contexts of any length, alone and on a rank of
+// two, four and eight in every kind of layout, and of models of other sizes, without a GPU. Sizes
+// that kernels do not run are refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -30,11 +30,11 @@ bool Fits(const Launched& l) {
          l.cluster <= 16 && l.grid.x % l.cluster == 0 && l.shared_bytes <= 227 << 10;
 }
 
-// Tensor ranks, or data ranks that share the experts.
 struct Layout {
   const char* name;
   int num_tensor_ranks = 1;
   int num_data_ranks = 1;
+  bool whole_experts = num_data_ranks > 1;
 };
 
 config::ModelConfig FirstLayers(const char* preset) {
@@ -70,11 +70,10 @@ class Launches : public testing::Test {
     stream_ = std::move(device_->MakeStream().value());
     const config::ParallelConfig parallel{.tensor_parallel_size = layout.num_tensor_ranks,
                                           .data_parallel_size = layout.num_data_ranks,
-                                          .enable_expert_parallel = layout.num_data_ranks > 1};
+                                          .enable_expert_parallel = layout.whole_experts};
     if (parallel.world_size() > 1) {
       Join(config, kLimits, parallel, options);
-      const auto shard = WithWholeAttention(
-          config, parallel, checkpoint::MakeShard(config, parallel, options.rank.place).value());
+      const auto shard = checkpoint::MakeGpuShard(config, parallel, options.rank.place).value();
       sharded = checkpoint::MakeShardedSource(*whole, config, shard);
       config = shard.config;
     }
@@ -88,15 +87,20 @@ class Launches : public testing::Test {
                    const config::ParallelConfig& parallel, CudaModelOptions& options) {
     options.rank = {parallel, PlaceOf(parallel, 0), nullptr};
     const std::vector<int> gpus = comm::FirstGpus(parallel.world_size());
-    if (parallel.data_parallel_size > 1) {
+    const int tensor_ranks = parallel.tensor_parallel_size;
+    if (parallel.gpus_have_whole_experts()) {
       options.expert_ranks =
           comm::MakeCudaExpertRanks(gpus, {.hidden = config.hidden_size,
                                            .num_chosen = config.num_experts_per_token,
-                                           .max_tokens = limits.max_batched_tokens})
+                                           .max_tokens = limits.max_batched_tokens,
+                                           .num_tensor_ranks = tensor_ranks})
               .value()[0];
-    } else {
+    }
+    if (tensor_ranks > 1) {
       options.collectives =
-          comm::MakePeerGroup(gpus, GroupOptions(config, limits, parallel.tensor_parallel_size))
+          comm::MakePeerGroup(
+              std::span(gpus).first(static_cast<size_t>(tensor_ranks)),
+              GroupOptions(config, limits, tensor_ranks, parallel.data_parallel_size))
               .value()[0];
     }
   }
@@ -307,7 +311,9 @@ INSTANTIATE_TEST_SUITE_P(
                      testing::Values(Layout{"alone"}, Layout{"tensor2", 2}, Layout{"tensor3", 3},
                                      Layout{"tensor4", 4}, Layout{"tensor8", 8},
                                      Layout{"data2", 1, 2}, Layout{"data4", 1, 4},
-                                     Layout{"data8", 1, 8})),
+                                     Layout{"data8", 1, 8}, Layout{"tensor2_experts", 2, 1, true},
+                                     Layout{"tensor8_experts", 8, 1, true},
+                                     Layout{"tensor2_data2", 2, 2}, Layout{"tensor4_data2", 4, 2})),
     NameOf);
 using config::ModelConfig;
 INSTANTIATE_TEST_SUITE_P(
@@ -326,7 +332,8 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(Layouts, DataRankLaunchesTest,
                          testing::Combine(testing::Values("flash", "pro"),
                                           testing::Values(Layout{"data2", 1, 2},
-                                                          Layout{"data4", 1, 4})),
+                                                          Layout{"data4", 1, 4},
+                                                          Layout{"tensor2_data2", 2, 2})),
                          NameOf);
 
 }  // namespace

@@ -69,6 +69,11 @@ StageMemory PlanStage(const ModelConfig& config, const checkpoint::ShardSummary&
   return stage;
 }
 
+// What a group of so many ranks has of each other's memory besides what is shared.
+double PacketBytes(int size) {
+  return size > 1 ? static_cast<double>(kernels::MakePeerLayout(size, 0).bytes) : 0;
+}
+
 // The longest context that every stage has room for, in whole blocks; at least one block.
 int64_t LongestContext(const ModelConfig& config, const MemoryPlan& plan,
                        const MemoryDemand& demand) {
@@ -129,12 +134,13 @@ int64_t StepWorkspaceBytes(const Shard& shard, const ParallelConfig& parallel,
   const double inner = c.moe_intermediate_size;
   const double pairs = all_tokens * (c.num_experts_per_token + 1) + 8.0 * c.num_experts;
   const double experts = pairs * (hidden * (kFp8 + 2) + inner * kFp8);
-  // The tokens of all data ranks, and what comes back for its own: the shared expert's and pairs'.
+  // With whole experts the tokens of all data ranks, and what comes back for its own: the shared
+  // expert's and pairs'.
   const double returned = tokens * (c.num_experts_per_token + 1) * hidden * 2;
-  const double gathered = data_ranks > 1 ? all_tokens * hidden * kFp8 + returned : 0;
-  const int peers = std::max(tensor_ranks, data_ranks);
+  const bool has_whole_experts = parallel.gpus_have_whole_experts();
+  const double gathered = has_whole_experts ? all_tokens * hidden * kFp8 + returned : 0;
   const double packets =
-      peers > 1 ? static_cast<double>(kernels::MakePeerLayout(peers, 0).bytes) : 0;
+      PacketBytes(tensor_ranks) + (has_whole_experts ? PacketBytes(parallel.stage_size()) : 0);
   constexpr double kAttentionParts = 18.0 * (1 << 20), kIndexLists = 22.5 * (1 << 20);
   return static_cast<int64_t>(tokens * row + scores + experts + gathered + packets +
                               kAttentionParts + kIndexLists);
@@ -149,8 +155,7 @@ Result<MemoryPlan> PlanMemory(const ModelConfig& config, const checkpoint::Shard
     const config::RankPlace fullest = {.tensor = parallel.tensor_parallel_size - 1,
                                        .data = parallel.data_parallel_size - 1,
                                        .pipeline = stage};
-    ASSIGN_OR_RETURN(Shard shard, checkpoint::MakeShard(config, parallel, fullest));
-    shard = WithWholeAttention(config, parallel, std::move(shard));
+    ASSIGN_OR_RETURN(const Shard shard, checkpoint::MakeGpuShard(config, parallel, fullest));
     plan.stages.push_back(PlanStage(config, summary, shard, parallel, demand));
   }
   plan.max_model_len =

@@ -74,6 +74,24 @@ TEST(MemoryPlan, ExpertsAreSpreadOverAllRanksOfAStage) {
             whole / 4 + rows);
 }
 
+// Of the shared expert likewise: 3 * 2048 * 4096 FP8 values in 43 layers.
+TEST(MemoryPlan, BesideWholeExpertsTheSharedOneIsWholeOnEveryRank) {
+  const config::ModelConfig flash = Preset("flash");
+  const int64_t values = int64_t{43} * 3 * 2048 * 4096, whole = values + values / (128 * 128);
+  const auto shared = [&](const ParallelConfig& parallel) {
+    return BytesOf(Plan(flash, parallel, OnH200(32768)).stages[0], "shared_experts");
+  };
+  EXPECT_EQ(shared({4, 1, 1, false}), whole / 4);
+  for (const ParallelConfig& parallel :
+       {ParallelConfig{4, 1, 1, true}, {2, 2, 1, true}, {1, 4, 1, false}}) {
+    EXPECT_EQ(shared(parallel), whole);
+  }
+  const auto experts = [&](const ParallelConfig& parallel) {
+    return BytesOf(Plan(flash, parallel, OnH200(32768)).stages[0], "experts");
+  };
+  EXPECT_EQ(experts({2, 2, 1, false}), experts({2, 2, 1, true}));
+}
+
 TEST(MemoryPlan, WhatIsMissingMakesItFit) {
   const config::ModelConfig pro = Preset("pro");
   MemoryDemand demand = OnH200(32768);

@@ -5,7 +5,7 @@
 
 namespace fathom::model {
 
-comm::CudaGroupOptions GroupOptions(const config::ModelConfig&, const ModelLimits&, int) {
+comm::CudaGroupOptions GroupOptions(const config::ModelConfig&, const ModelLimits&, int, int) {
   return {};
 }
 

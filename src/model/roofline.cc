@@ -14,11 +14,6 @@ using config::ModelConfig;
 using config::ParallelConfig;
 using kv_cache::KvLayout;
 
-// The ranks of a stage: among them the routed experts are split.
-int NumExpertRanks(const ParallelConfig& p) {
-  return p.tensor_parallel_size * p.data_parallel_size;
-}
-
 // FP8 with a scale byte per 128x128.
 double Fp8Bytes(double rows, double columns) { return rows * columns * (1 + 1.0 / (128 * 128)); }
 double Fp4Bytes(double rows, double columns) { return rows * columns * (0.5 + 1.0 / 32); }
@@ -138,7 +133,7 @@ void AddRoutedExperts(const RankShare& share, const StepShape& shape,
   const double hit =
       shape.distinct_experts > 0 ? shape.distinct_experts / e : 1 - std::pow(1 - chosen, tokens);
   const auto held = static_cast<double>(share.shard.experts.size());
-  const int num_parts = share.parallel.enable_expert_parallel ? NumExpertRanks(share.parallel) : 1;
+  const int num_parts = share.parallel.gpus_have_whole_experts() ? share.parallel.stage_size() : 1;
   const double distinct =
       std::min(held, OfBusiestRank(held * hit, held * hit * (1 - hit), num_parts));
   const double pairs = std::min(
@@ -170,7 +165,7 @@ void AddExperts(const RankShare& share, const StepShape& shape, std::vector<Prod
 
 Result<RankShare> MakeRankShare(const ModelConfig& config, const ParallelConfig& parallel,
                                 const config::RankPlace& place) {
-  ASSIGN_OR_RETURN(checkpoint::Shard shard, checkpoint::MakeShard(config, parallel, place));
+  ASSIGN_OR_RETURN(checkpoint::Shard shard, checkpoint::MakeGpuShard(config, parallel, place));
   return RankShare{std::move(shard), parallel};
 }
 
@@ -206,7 +201,7 @@ std::vector<ProductCost> StepCosts(const ModelConfig& config, const KvLayout& la
 std::vector<ExchangeCost> StepExchanges(const RankShare& share, const StepShape& shape) {
   const ModelConfig& c = share.shard.config;
   const ParallelConfig& p = share.parallel;
-  const int tensor = p.tensor_parallel_size, ranks = NumExpertRanks(p);
+  const int tensor = p.tensor_parallel_size, ranks = p.stage_size();
   const double layers = c.num_layers, row_bytes = 2.0 * c.hidden_size;
   const auto own = static_cast<double>(shape.own_tokens());
   const auto but_own = [](int n) { return (n - 1.0) / n; };

@@ -46,7 +46,7 @@ struct RankShare {
   checkpoint::Shard shard;
   config::ParallelConfig parallel;
 };
-// kInvalidArgument as checkpoint::MakeShard.
+// kInvalidArgument as checkpoint::MakeGpuShard.
 Result<RankShare> MakeRankShare(const config::ModelConfig& config,
                                 const config::ParallelConfig& parallel,
                                 const config::RankPlace& place);

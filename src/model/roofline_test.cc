@@ -154,12 +154,27 @@ TEST(Roofline, ExpertsOfADataRankSeeTheTokensOfAll) {
   const RankShare share = LastRank(Flash(), {1, 4, 1, false});
   const auto alone = StepCosts(share, LayoutOf(share), {.num_seqs = 8});
   const auto together = StepCosts(share, LayoutOf(share), {.num_seqs = 8, .other_tokens = 24});
-  EXPECT_NEAR(Find(together, "routed experts").flops, 4 * Find(alone, "routed experts").flops, 1);
+  // 64 experts get 12 and 48 pairs in the mean, those of the busiest of four ranks more.
+  const auto busiest = [](double mean) { return mean + std::sqrt(mean * 250 / 256) * 1.02938; };
+  EXPECT_NEAR(Find(together, "routed experts").flops / Find(alone, "routed experts").flops,
+              busiest(48) / busiest(12), 1e-4);
   EXPECT_EQ(Find(together, "wq_b").flops, Find(alone, "wq_b").flops);
   // Heads, head and shared expert are whole on every data rank.
   const auto whole = StepCosts(LastRank(Flash(), {}), LayoutOf(share), {.num_seqs = 8});
   for (const char* name : {"wq_b", "wo_b", "head", "shared expert"}) {
     EXPECT_EQ(Find(together, name).weight_bytes, Find(whole, name).weight_bytes) << name;
+  }
+}
+
+TEST(Roofline, BesideWholeExpertsATensorRankReadsAllOfTheSharedOne) {
+  const auto shared = [](const config::ParallelConfig& parallel) {
+    const RankShare share = LastRank(Flash(), parallel);
+    return Find(StepCosts(share, LayoutOf(share), {}), "shared expert").weight_bytes;
+  };
+  EXPECT_NEAR(shared({2, 1, 1, false}), shared({}) / 2, 1);
+  for (const config::ParallelConfig& parallel :
+       {config::ParallelConfig{2, 1, 1, true}, {2, 2, 1, false}}) {
+    EXPECT_EQ(shared(parallel), shared({}));
   }
 }
 

@@ -73,10 +73,9 @@ TestModel::TestModel(const config::ModelConfig& config, config::Numerics numeric
   }
   std::unique_ptr<checkpoint::TensorSource> sharded;
   if (rank.parallel.world_size() > 1) {
-    auto shard = checkpoint::MakeShard(config, rank.parallel, rank.place).value();
-    if (device_->kind() == device::DeviceKind::kCuda) {
-      shard = WithWholeAttention(config, rank.parallel, std::move(shard));
-    }
+    const bool on_gpu = device_->kind() == device::DeviceKind::kCuda;
+    const auto shard = on_gpu ? checkpoint::MakeGpuShard(config, rank.parallel, rank.place).value()
+                              : checkpoint::MakeShard(config, rank.parallel, rank.place).value();
     sharded = checkpoint::MakeShardedSource(*weights_source, config, shard);
     weights_source = sharded.get();
     config_ = shard.config;

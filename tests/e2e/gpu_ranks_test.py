@@ -58,9 +58,13 @@ def expected(tmp_path_factory):
 
 @pytest.mark.parametrize("num_gpus,flags", [
     (2, "--tensor-parallel-size 2"), (2, "--pipeline-parallel-size 2"),
-    (2, "--data-parallel-size 2 --enable-expert-parallel"), (4, "--tensor-parallel-size 4"),
-    (4, "--data-parallel-size 4 --enable-expert-parallel"),
+    (2, "--data-parallel-size 2 --enable-expert-parallel"), (2, "--data-parallel-size 2"),
+    (2, "--tensor-parallel-size 2 --enable-expert-parallel"), (4, "--tensor-parallel-size 4"),
+    (4, "--data-parallel-size 4 --enable-expert-parallel"), (4, "--tensor-parallel-size 4 --enable-expert-parallel"),
+    (4, "--tensor-parallel-size 2 --data-parallel-size 2"),
+    (4, "--tensor-parallel-size 2 --data-parallel-size 2 --enable-expert-parallel"),
     (4, "--pipeline-parallel-size 2 --tensor-parallel-size 2"),
+    (4, "--pipeline-parallel-size 2 --tensor-parallel-size 2 --enable-expert-parallel"),
     (4, "--pipeline-parallel-size 2 --data-parallel-size 2 --enable-expert-parallel")])
 def test_every_layout_has_the_bits_of_one_gpu(num_gpus, flags, expected, tmp_path):
     if count_gpus() < num_gpus:
@@ -103,7 +107,8 @@ def a_process_for_each_gpu(folder, *flags: str, visible: tuple[str, str] | None 
                 os.killpg(node.process.pid, signal.SIGKILL)
 
 
-TWO_GPUS = ["--tensor-parallel-size 2", "--pipeline-parallel-size 2", "--data-parallel-size 2 --enable-expert-parallel"]
+TWO_GPUS = ["--tensor-parallel-size 2", "--tensor-parallel-size 2 --enable-expert-parallel", "--pipeline-parallel-size 2",
+            "--data-parallel-size 2 --enable-expert-parallel"]
 
 
 @pytest.mark.parametrize("visible", [None, ("0", "1")], ids=["all_visible", "own_visible"])
@@ -145,6 +150,6 @@ def refusal(exit_code: int, *flags: str, **environment: str) -> str:
 
 def test_a_layout_that_gpus_do_not_run_is_one_line(expected):
     del expected  # there are GPUs
-    for flags in ("--data-parallel-size 2", "--tensor-parallel-size 2 --enable-expert-parallel"):
-        assert "--device cpu" in refusal(2, *flags.split())
+    for flags in ("--tensor-parallel-size 16", "--tensor-parallel-size 4 --data-parallel-size 4"):
+        assert "at most 8 ranks in a stage" in refusal(2, *flags.split())
     assert "2 GPUs are needed" in refusal(5, "--tensor-parallel-size", "2", CUDA_VISIBLE_DEVICES="0")

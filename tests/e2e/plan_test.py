@@ -83,21 +83,25 @@ def test_layouts_are_ranked_by_what_fits_and_by_speed():
 
 
 def test_layouts_that_gpus_do_not_run_are_marked():
-    def runs(layout: dict) -> bool:
-        tensor, data = layout["tensor_parallel_size"], layout["data_parallel_size"]
-        if data > 1:
-            return tensor == 1 and layout["enable_expert_parallel"]
-        return tensor == 1 or not layout["enable_expert_parallel"]
+    def ranks_of_stage(layout: dict) -> int:
+        return layout["tensor_parallel_size"] * layout["data_parallel_size"]
 
-    ranked = layouts("flash", "--gpus", "4")
-    assert len(ranked) > 5 and [layout["runs_on_gpus"] for layout in ranked] == [runs(layout) for layout in ranked]
-    shown = plan("flash", "--gpus", "4").stdout
+    ranked = layouts("flash", "--gpus", "16")
+    assert len(ranked) > 5
+    assert [layout["runs_on_gpus"] for layout in ranked] == [ranks_of_stage(layout) <= 8 for layout in ranked]
+    shown = plan("flash", "--gpus", "16").stdout
     marked = re.findall(r"^(.*?)\* ", shown.split("\n\nspeeds")[0], re.MULTILINE)
-    assert {"TP 4, EP", "TP 2, DP 2, EP"} <= set(marked) and not {"TP 4", "DP 4, EP", "TP 2, PP 2", "PP 4"} & set(marked)
+    assert {"TP 16, EP", "TP 4, DP 4, EP", "DP 16, EP"} <= set(marked) and not {"TP 8, PP 2", "DP 8, PP 2, EP"} & set(marked)
     assert shown.endswith("* fathom serve runs it on CPUs only, so far\n")
-    assert "*" not in plan("flash", "--data-parallel-size", "4", "--enable-expert-parallel").stdout
-    assert "--enable-expert-parallel*\n" in plan("flash", "--tensor-parallel-size", "4", "--enable-expert-parallel").stdout
-    assert not any(layout["runs_on_gpus"] for layout in layouts("flash", "--tensor-parallel-size", "16"))
+    assert "--tensor-parallel-size 16*\n" in plan("flash", "--tensor-parallel-size", "16").stdout
+    assert all(layout["runs_on_gpus"] for layout in layouts("flash", "--gpus", "8"))
+    assert "*" not in plan("flash", "--gpus", "8").stdout
+
+
+def test_data_ranks_hold_whole_experts_with_the_flag_and_without():
+    (cut,), (whole,) = (layouts("flash", "--tensor-parallel-size", "2", "--data-parallel-size", "2", *flag)
+                        for flag in ([], ["--enable-expert-parallel"]))
+    assert cut["stages"] == whole["stages"] and cut["at_best"] == whole["at_best"]
 
 
 def test_stages_are_shown_side_by_side():

@@ -192,14 +192,15 @@ class CaseBench {
   ExpertCounts decode_experts_;
 };
 
-// Only tensor ranks run the same with and without others: data ranks run the tokens that others
-// send, stages wait for the one before.
+// Only tensor ranks with a part of each expert run the same with and without others: ranks with
+// whole experts run the tokens that others send, stages wait for the one before.
 Status CheckOnlyRank(const ModelOptions& model) {
   if (!model.only_rank) return OkStatus();
   const int size = model.parallel.tensor_parallel_size;
-  if (size == 1 || model.parallel.world_size() != size) {
+  if (size == 1 || model.parallel.world_size() != size || model.parallel.enable_expert_parallel) {
     return InvalidArgument(
-        "--only-rank goes with --tensor-parallel-size of 2 or more, without data ranks and stages");
+        "--only-rank goes with --tensor-parallel-size of 2 or more, without data ranks, stages and "
+        "--enable-expert-parallel");
   }
   if (*model.only_rank >= size) {
     return InvalidArgument(

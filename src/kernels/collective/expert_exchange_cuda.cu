@@ -28,6 +28,15 @@ __device__ uint64_t* Flag(const ExpertExchange& e, int to, int from, Kind kind) 
   return At<uint64_t>(e, to, e.layout.flags_offset) + kind * e.exchange.peers.size + from;
 }
 
+// Of this rank: its data rank, and its place among the tensor ranks of it.
+__device__ int DataRank(const ExpertExchange& e) {
+  return e.exchange.peers.rank / e.layout.tensor_ranks;
+}
+// The rank of data rank `data` that this rank sends its tokens to.
+__device__ int TakerOf(const ExpertExchange& e, int data) {
+  return data * e.layout.tensor_ranks + e.exchange.peers.rank % e.layout.tensor_ranks;
+}
+
 // By all threads of every block, after its writes: the last block raises this rank's flags. True
 // for that block.
 __device__ bool TellAll(const ExpertExchange& e, uint64_t number, Kind kind) {
@@ -61,15 +70,14 @@ __device__ void HearAll(const ExpertExchange& e, uint64_t number, Kind kind) {
 __global__ void __launch_bounds__(kThreads)
     SendTokensKernel(const __grid_constant__ CudaSendTokensParams p) {
   const ExpertExchange& e = p.to;
-  const PeerView& peers = e.exchange.peers;
   const uint64_t number = ExchangeNumber(e.exchange);
   WaitForPredecessor();
   AllowSuccessor();
   const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const int64_t stride = int64_t{gridDim.x} * kThreads;
   const int64_t col_blocks = e.layout.hidden / 128;
-  const int64_t groups = (p.num_tokens + 7) / 8, all_groups = peers.size * e.slots / 8;
-  const int64_t own_group = peers.rank * e.slots / 8;
+  const int64_t groups = (p.num_tokens + 7) / 8, all_groups = e.layout.data_ranks * e.slots / 8;
+  const int64_t own_group = DataRank(e) * e.slots / 8;
   // 66 words of 16 bytes a tile: its codes, and the scales of its eight tokens.
   constexpr int64_t kWords = kTileBytes / 16 + 2;
   for (int64_t i = first; i < groups * col_blocks * kWords; i += stride) {
@@ -80,7 +88,8 @@ __global__ void __launch_bounds__(kThreads)
     const uint4 value =
         is_scale ? reinterpret_cast<const uint4*>(p.x.scales + from * 8)[word - kTileBytes / 16]
                  : reinterpret_cast<const uint4*>(p.x.codes + from * kTileBytes)[word];
-    for (int rank = 0; rank < peers.size; ++rank) {
+    for (int data = 0; data < e.layout.data_ranks; ++data) {
+      const int rank = TakerOf(e, data);
       if (is_scale) {
         reinterpret_cast<uint4*>(At<float>(e, rank, e.layout.scales_offset) +
                                  to * 8)[word - kTileBytes / 16] = value;
@@ -94,8 +103,9 @@ __global__ void __launch_bounds__(kThreads)
     const bool is_token = i / k < p.num_tokens && p.token_seq[i / k] >= 0;
     const int32_t id = is_token ? p.expert_ids[i] : -1;
     const float weight = is_token ? p.weights[i] : 0.0f;
-    const int64_t place = peers.rank * e.slots * k + i;
-    for (int rank = 0; rank < peers.size; ++rank) {
+    const int64_t place = DataRank(e) * e.slots * k + i;
+    for (int data = 0; data < e.layout.data_ranks; ++data) {
+      const int rank = TakerOf(e, data);
       At<int32_t>(e, rank, e.layout.ids_offset)[place] = id;
       At<float>(e, rank, e.layout.weights_offset)[place] = weight;
     }
@@ -117,7 +127,8 @@ __global__ void __launch_bounds__(kPlanThreads)
   AllowSuccessor();
   const int32_t* const ids = At<int32_t>(x, peers.rank, x.layout.ids_offset);
   const float* const weights = At<float>(x, peers.rank, x.layout.weights_offset);
-  const int64_t num_pairs = peers.size * x.slots * x.layout.num_chosen;
+  const int64_t num_tokens = x.layout.data_ranks * x.slots;
+  const int64_t num_pairs = num_tokens * x.layout.num_chosen;
   const auto expert = [&](int64_t i) {
     const int e = __ldcg(ids + i) - p.first_expert;
     return e >= 0 && e < p.num_experts ? e : -1;
@@ -132,7 +143,6 @@ __global__ void __launch_bounds__(kPlanThreads)
     if (thread == 0) num_tiles = tiles;
   }
   __syncthreads();
-  const int64_t num_tokens = peers.size * x.slots;
   const int num_progress = 1 + NumSharedTiles(x.slots, num_tokens) + num_tiles;
   for (int i = thread; i < num_progress; i += kPlanThreads) p.plan.progress[i] = 0;
   for (int64_t i = thread; i < num_pairs; i += kPlanThreads) {
@@ -152,7 +162,7 @@ __global__ void __launch_bounds__(kThreads)
   AllowSuccessor();
   const int64_t pair = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32, k = x.layout.num_chosen;
-  const int64_t row_groups = peers.size * x.slots / 8;
+  const int64_t row_groups = x.layout.data_ranks * x.slots / 8;
   if (pair >= row_groups * 8 * k) return;
   const int64_t row = p.plan.pair_of[pair], token = pair / k;
   if (row < 0) return;
@@ -169,26 +179,28 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// One warp a pair.
+// One warp a pair and rank that it goes to.
 __global__ void __launch_bounds__(kThreads)
     ReturnOutputsKernel(const __grid_constant__ CudaReturnOutputsParams p) {
   const ExpertExchange& e = p.to;
-  const PeerView& peers = e.exchange.peers;
   const uint64_t number = ExchangeNumber(e.exchange);
   WaitForPredecessor();
   AllowSuccessor();
   const int lane = static_cast<int>(threadIdx.x) % 32, k = e.layout.num_chosen;
-  const int64_t num_pairs = peers.size * e.slots * k, words = e.layout.hidden / 8;
-  for (int64_t pair = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; pair < num_pairs;
-       pair += int64_t{gridDim.x} * kWarps) {
-    const int64_t row = p.pair_of[pair];
+  const int tensor_ranks = e.layout.tensor_ranks;
+  const int64_t copies = e.layout.data_ranks * e.slots * k * tensor_ranks;
+  const int64_t words = e.layout.hidden / 8;
+  for (int64_t i = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; i < copies;
+       i += int64_t{gridDim.x} * kWarps) {
+    const int64_t pair = i / tensor_ranks, row = p.pair_of[pair];
     if (row < 0) continue;
-    const int64_t to = pair / k / e.slots, place = pair - to * e.slots * k;
+    const int64_t data = pair / k / e.slots, place = pair - data * e.slots * k;
+    const int to = static_cast<int>(data) * tensor_ranks + static_cast<int>(i % tensor_ranks);
     const auto* const from = reinterpret_cast<const uint4*>(p.y + row * e.layout.hidden);
-    auto* const out = At<uint4>(e, static_cast<int>(to), e.layout.outputs_offset) +
-                      (e.layout.shared_rows() + place) * words;
+    auto* const out =
+        At<uint4>(e, to, e.layout.outputs_offset) + (e.layout.shared_rows() + place) * words;
 #pragma unroll 8
-    for (int64_t i = lane; i < words; i += 32) out[i] = from[i];
+    for (int64_t word = lane; word < words; word += 32) out[word] = from[word];
   }
   if (TellAll(e, number, kOutputs)) HearAll(e, number, kOutputs);
 }
@@ -199,7 +211,9 @@ unsigned NumBlocks(int64_t work, int64_t of_block) {
 
 void CheckExchange(const ExpertExchange& e) {
   CHECK_EQ(e.layout.hidden % 128, 0);
-  CHECK(e.slots % 8 == 0 && e.slots > 0 && e.slots <= e.layout.max_slots);
+  CHECK_EQ(e.exchange.peers.size, e.layout.data_ranks * e.layout.tensor_ranks);
+  CHECK_EQ(e.slots, ExpertSlots(e.layout.data_ranks, e.slots));
+  CHECK_LE(e.slots, e.layout.max_slots);
 }
 
 }  // namespace
@@ -214,7 +228,7 @@ void Launch(const CudaSendTokensParams& p, device::Stream& stream) {
 void Launch(const CudaTakeTokensParams& p, device::Stream& stream) {
   CheckExchange(p.from);
   CHECK_LE(p.num_experts, kMaxExperts);
-  const int64_t tokens = p.from.exchange.peers.size * p.from.slots;
+  const int64_t tokens = p.from.layout.data_ranks * p.from.slots;
   const int tile_rows = PlanTileRows(tokens, p.prefill, p.num_experts, p.from.layout.num_chosen);
   LaunchKernel(PlanOwnExpertsKernel, 1, kPlanThreads, 0, stream, p, tile_rows);
   const int64_t pairs = tokens * p.from.layout.num_chosen;
@@ -224,8 +238,8 @@ void Launch(const CudaTakeTokensParams& p, device::Stream& stream) {
 
 void Launch(const CudaReturnOutputsParams& p, device::Stream& stream) {
   CheckExchange(p.to);
-  const int64_t pairs = p.to.exchange.peers.size * p.to.slots * p.to.layout.num_chosen;
-  LaunchKernel(ReturnOutputsKernel, NumBlocks(pairs, kWarps), kThreads, 0, stream, p);
+  const int64_t copies = p.to.exchange.peers.size * p.to.slots * p.to.layout.num_chosen;
+  LaunchKernel(ReturnOutputsKernel, NumBlocks(copies, kWarps), kThreads, 0, stream, p);
 }
 
 }  // namespace fathom::kernels
