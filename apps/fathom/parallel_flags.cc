@@ -46,8 +46,8 @@ void AddLayoutFlags(std::vector<ServeFlag>* flags) {
       FlagKind::kSwitch));
   flags->push_back(Works(
       "disable-custom-all-reduce", "",
-      "leave tensor ranks' gathers on GPUs to NCCL or host memory instead of kernels over peer "
-      "memory",
+      "leave what a stage's ranks exchange on GPUs to NCCL or host memory instead of kernels over "
+      "peer memory",
       [](const FlagValues& v, ServeOptions& o) {
         o.model.disable_custom_all_reduce = v[0] == "true";
         return OkStatus();
@@ -57,7 +57,8 @@ void AddLayoutFlags(std::vector<ServeFlag>* flags) {
     flags->push_back(NoEffect(name, FlagKind::kValue, "a host's ranks are threads of one process"));
   }
   flags->push_back(NoEffect("all2all-backend", FlagKind::kValue,
-                            "ranks with whole experts write to each other's memory"));
+                            "the fastest that the GPUs allow is taken; see "
+                            "--disable-custom-all-reduce"));
   flags->push_back(NoEffect("api-server-count", FlagKind::kValue,
                             "one server answers for all data ranks; see --io-threads"));
   flags->push_back(NoEffect("enable-eplb", FlagKind::kSwitch, "experts stay where they are"));

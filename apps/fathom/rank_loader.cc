@@ -111,9 +111,11 @@ Result<std::unique_ptr<model::DeepSeekV4>> LoadModel(const ModelOptions& options
 comm::CudaExpertOptions ExpertOptions(const ModelOptions& options,
                                       const RankModelOptions& model_options) {
   return {.hidden = model_options.config.hidden_size,
+          .num_experts = model_options.config.num_experts,
           .num_chosen = model_options.config.num_experts_per_token,
           .max_tokens = model_options.limits.max_batched_tokens,
-          .num_tensor_ranks = options.parallel.tensor_parallel_size};
+          .num_tensor_ranks = options.parallel.tensor_parallel_size,
+          .custom_all_reduce = !options.disable_custom_all_reduce};
 }
 
 comm::CudaGroupOptions GroupOptions(const ModelOptions& options,
@@ -185,11 +187,6 @@ Result<std::vector<Partners>> JoinGpus(const ModelOptions& options,
   device::ReachEachOther(gpus);
   if (parallel.gpus_have_whole_experts() && !parallel.enable_expert_parallel) {
     LogInfo("data ranks on GPUs hold whole experts each, as with --enable-expert-parallel");
-  }
-  if (parallel.gpus_have_whole_experts() && options.disable_custom_all_reduce) {
-    LogWarning(
-        "--disable-custom-all-reduce has no effect on ranks with whole experts: they write to each "
-        "other's memory");
   }
   const auto size = static_cast<size_t>(parallel.stage_size());
   if (size == 1) return partners;

@@ -1,5 +1,5 @@
-// Tokens go to all ranks, and outputs back to all that have the token, whatever each data rank has:
-// against what the host finds.
+// Tokens go to all ranks, and outputs back to all that have the token, whatever each data rank has
+// and whatever carries them: against what the host finds.
 #include "comm/cuda_expert_ranks.h"
 
 #include <gtest/gtest.h>
@@ -8,8 +8,10 @@
 #include <map>
 #include <random>
 #include <set>
+#include <string>
+#include <tuple>
 
-#include "comm/cuda_group.h"
+#include "comm/cuda_expert_kinds.h"
 #include "comm/cuda_testing.h"
 
 namespace fathom::comm {
@@ -58,26 +60,48 @@ struct Layout {
   int size() const { return data_ranks * tensor_ranks; }
 };
 
-class CudaExpertRanksTest : public testing::TestWithParam<Layout> {
+enum class Kind { kPeers, kNccl, kHost };
+
+Result<CudaExpertGroup> MakeRanks(Kind kind, const std::vector<int>& gpus,
+                                  const CudaExpertOptions& options) {
+  if (kind == Kind::kPeers) return MakePeerExpertRanks(gpus, options);
+  const CudaGroupOptions group = ExpertGroupOptions(gpus.size(), options);
+  if (kind == Kind::kHost) {
+    ASSIGN_OR_RETURN(const CudaGroup all, MakeHostGroup(gpus, group));
+    return MakeGatheredExpertRanks(all, gpus, options);
+  }
+  ASSIGN_OR_RETURN(const NcclLibrary nccl, LoadNccl());
+  ASSIGN_OR_RETURN(const CudaGroup all, MakeNcclGroup(nccl, gpus, group));
+  return MakeGatheredExpertRanks(all, gpus, options);
+}
+
+class CudaExpertRanksTest : public testing::TestWithParam<std::tuple<Kind, Layout>> {
  protected:
   void SetUp() override {
-    const int size = GetParam().size(), count = device::CountGpus();
-    if (count < size) GTEST_SKIP() << size << " GPUs are needed, there are " << count;
-    auto made = MakeCudaExpertRanks(FirstGpus(size), {.hidden = kHidden,
-                                                      .num_chosen = kChosen,
-                                                      .max_tokens = kMaxTokens,
-                                                      .num_tensor_ranks = GetParam().tensor_ranks,
-                                                      .timeout = std::chrono::milliseconds(500)});
+    const int size = layout().size(), count = device::CountGpus();
+    const int needed = kind() == Kind::kHost ? 1 : size;
+    if (count < needed) GTEST_SKIP() << needed << " GPUs are needed, there are " << count;
+    const std::vector<int> gpus = GpusInTurn(size);
+    auto made = MakeRanks(kind(), gpus,
+                          {.hidden = kHidden,
+                           .num_experts = kExperts,
+                           .num_chosen = kChosen,
+                           .max_tokens = kMaxTokens,
+                           .num_tensor_ranks = layout().tensor_ranks,
+                           .timeout = std::chrono::milliseconds(500)});
+    if (made.status().code() == StatusCode::kNotFound) GTEST_SKIP() << made.status().message();
     ASSERT_TRUE(made.ok()) << made.status().message();
     group_ = std::move(*made);
-    ranks_ = std::make_unique<TestRanks>(CudaGroup(static_cast<size_t>(size)));
+    ranks_ = std::make_unique<TestRanks>(CudaGroup(static_cast<size_t>(size)), gpus);
   }
 
+  static Kind kind() { return std::get<0>(GetParam()); }
+  static const Layout& layout() { return std::get<1>(GetParam()); }
   size_t size() const { return group_.size(); }
-  size_t data_ranks() const { return static_cast<size_t>(GetParam().data_ranks); }
-  size_t DataRank(size_t rank) const { return rank / static_cast<size_t>(GetParam().tensor_ranks); }
+  size_t data_ranks() const { return static_cast<size_t>(layout().data_ranks); }
+  size_t DataRank(size_t rank) const { return rank / static_cast<size_t>(layout().tensor_ranks); }
   int first_expert(size_t rank) const {
-    return kExperts * static_cast<int>(rank) / GetParam().size();
+    return kExperts * static_cast<int>(rank) / layout().size();
   }
   bool IsOwn(size_t rank, int32_t expert) const {
     return expert >= first_expert(rank) && expert < first_expert(rank + 1);
@@ -101,26 +125,22 @@ class CudaExpertRanksTest : public testing::TestWithParam<Layout> {
         rank.Poisoned((pairs + kExperts) * static_cast<int64_t>(sizeof(kernels::ExpertTile)));
     const auto gathered = rank.Poisoned(rows * kHidden);
     const auto gathered_scales = rank.Poisoned(rows * kHidden / 128 * 4);
-    const kernels::ExpertExchange tokens = group_[r]->Next(slots);
-    Launch(
-        kernels::CudaSendTokensParams{.to = tokens,
-                                      .num_tokens = own.count,
-                                      .x = {As<uint8_t>(codes), As<float>(scales), own.row_groups},
-                                      .expert_ids = As<int32_t>(ids),
-                                      .weights = As<float>(weights),
-                                      .token_seq = As<int32_t>(seqs)},
-        *rank.stream);
-    Launch(
-        kernels::CudaTakeTokensParams{
-            .from = tokens,
-            .prefill = prefill,
-            .first_expert = first_expert(r),
-            .num_experts = first_expert(r + 1) - first_expert(r),
-            .first_group = first_group,
-            .plan = {As<int32_t>(num_tiles), As<kernels::ExpertTile>(tiles), As<int32_t>(pair_of),
-                     As<float>(pair_weight), As<int32_t>(progress)},
-            .gathered = {As<uint8_t>(gathered), As<float>(gathered_scales), rows / 8}},
-        *rank.stream);
+    group_[r]->Send({.to = {},
+                     .num_tokens = own.count,
+                     .x = {As<uint8_t>(codes), As<float>(scales), own.row_groups},
+                     .expert_ids = As<int32_t>(ids),
+                     .weights = As<float>(weights),
+                     .token_seq = As<int32_t>(seqs)},
+                    slots, *rank.stream);
+    group_[r]->Take({.from = {},
+                     .prefill = prefill,
+                     .first_expert = first_expert(r),
+                     .num_experts = first_expert(r + 1) - first_expert(r),
+                     .first_group = first_group,
+                     .plan = {As<int32_t>(num_tiles), As<kernels::ExpertTile>(tiles),
+                              As<int32_t>(pair_of), As<float>(pair_weight), As<int32_t>(progress)},
+                     .gathered = {As<uint8_t>(gathered), As<float>(gathered_scales), rows / 8}},
+                    slots, *rank.stream);
     const auto row_of = rank.Download<int32_t>(pair_of.data(), static_cast<size_t>(pairs));
     ExpectPlan(
         r, all, slots, row_of,
@@ -141,10 +161,8 @@ class CudaExpertRanksTest : public testing::TestWithParam<Layout> {
       }
     }
     const auto outputs = rank.Upload(y);
-    Launch(kernels::CudaReturnOutputsParams{.to = group_[r]->Next(slots),
-                                            .pair_of = As<int32_t>(pair_of),
-                                            .y = As<__nv_bfloat16>(outputs)},
-           *rank.stream);
+    group_[r]->Return({.to = {}, .pair_of = As<int32_t>(pair_of), .y = As<__nv_bfloat16>(outputs)},
+                      slots, *rank.stream);
     group_[r]->EndStep(*rank.stream);
     ExpectOutputs(r, own, slots);
     ASSERT_TRUE(group_[r]->Check().ok());
@@ -225,7 +243,7 @@ class CudaExpertRanksTest : public testing::TestWithParam<Layout> {
     }
   }
 
-  std::vector<std::shared_ptr<CudaExpertRanks>> group_;
+  CudaExpertGroup group_;
   std::unique_ptr<TestRanks> ranks_;
 };
 
@@ -238,11 +256,11 @@ TEST_P(CudaExpertRanksTest, EveryTokenReachesItsExpertsAndTheirOutputsComeBack) 
       all.emplace_back(steps[i][d % 2], static_cast<uint32_t>(10 * i + d));
     }
     const int64_t slots =
-        kernels::ExpertSlots(GetParam().data_ranks, std::max(steps[i][0], steps[i][1]));
+        kernels::ExpertSlots(layout().data_ranks, std::max(steps[i][0], steps[i][1]));
     std::vector<std::thread> threads;
     for (size_t r = 0; r < size(); ++r) {
       threads.emplace_back([&, r] {
-        CHECK_EQ(cudaSetDevice(static_cast<int>(r)), cudaSuccess);
+        CHECK_EQ(cudaSetDevice((*ranks_)[r].gpu), cudaSuccess);
         RunLayer(r, all, slots, i % 2 == 1);
       });
     }
@@ -251,30 +269,37 @@ TEST_P(CudaExpertRanksTest, EveryTokenReachesItsExpertsAndTheirOutputsComeBack) 
 }
 
 TEST_P(CudaExpertRanksTest, ARankThatDoesNotComeIsNamed) {
+  if (kind() == Kind::kNccl) GTEST_SKIP() << "NCCL waits for ever";
   const TestRank& rank = (*ranks_)[0];
   CHECK_EQ(cudaSetDevice(0), cudaSuccess);
   const auto memory = rank.Poisoned(1 << 20);
-  Launch(
-      kernels::CudaTakeTokensParams{
-          .from = group_[0]->Next(16),
-          .num_experts = first_expert(1),
-          .plan = {As<int32_t>(memory), As<kernels::ExpertTile>(memory) + 64,
-                   As<int32_t>(memory) + 65536, As<float>(memory) + 131072,
-                   As<int32_t>(memory) + 220000},
-          .gathered = {As<uint8_t>(memory) + (600 << 10), As<float>(memory) + 200000, 8}},
-      *rank.stream);
+  group_[0]->Send({}, 16, *rank.stream);
+  group_[0]->Take({.from = {},
+                   .num_experts = first_expert(1),
+                   .plan = {As<int32_t>(memory), As<kernels::ExpertTile>(memory) + 64,
+                            As<int32_t>(memory) + 65536, As<float>(memory) + 131072,
+                            As<int32_t>(memory) + 220000},
+                   .gathered = {As<uint8_t>(memory) + (600 << 10), As<float>(memory) + 200000, 8}},
+                  16, *rank.stream);
   ASSERT_TRUE(rank.stream->Synchronize().ok());
   const Status status = group_[0]->Check();
   EXPECT_EQ(status.code(), StatusCode::kPeer);
-  EXPECT_NE(status.message().find("rank 0 waited 0.5 s for rank"), std::string::npos)
-      << status.message();
+  EXPECT_NE(status.message().find("waited 0.5 s for rank"), std::string::npos) << status.message();
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CudaExpertRanksTest,
-                         testing::Values(Layout{"Data2", 2, 1}, Layout{"Tensor2", 1, 2},
-                                         Layout{"Data4", 4, 1}, Layout{"Data2Tensor2", 2, 2},
-                                         Layout{"Tensor4", 1, 4}),
-                         [](const auto& layout) { return layout.param.name; });
+std::string NameOf(const testing::TestParamInfo<CudaExpertRanksTest::ParamType>& param) {
+  static constexpr const char* kNames[] = {"Peers", "Nccl", "Host"};
+  const auto& [kind, layout] = param.param;
+  return std::string(kNames[static_cast<int>(kind)]) + layout.name;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Ranks, CudaExpertRanksTest,
+    testing::Combine(testing::Values(Kind::kPeers, Kind::kNccl, Kind::kHost),
+                     testing::Values(Layout{"Data2", 2, 1}, Layout{"Tensor2", 1, 2},
+                                     Layout{"Data4", 4, 1}, Layout{"Data2Tensor2", 2, 2},
+                                     Layout{"Tensor4", 1, 4})),
+    NameOf);
 
 }  // namespace
 }  // namespace fathom::comm

@@ -39,14 +39,17 @@ Result<std::shared_ptr<CudaCollectives>> MakeLoneRank(int rank, int size, int gp
 
 struct CudaExpertOptions {
   int64_t hidden = 0;
+  int num_experts = 0;
   int num_chosen = 0;        // experts of a token
   int64_t max_tokens = 0;    // of a data rank in a step
   int num_tensor_ranks = 1;  // of each data rank
+  bool custom_all_reduce = true;
   Duration timeout = std::chrono::seconds(5);
 };
 
-// In the order of `gpus`, all different: the ranks of a stage, tensor rank fastest. kDevice: not
-// all reach each other's memory; kOutOfMemory.
+// In the order of `gpus`: the ranks of a stage, tensor rank fastest, that have some of the experts
+// each, given out evenly (checkpoint/shard.h). What carries their exchanges is chosen as for
+// MakeCudaGroup, and logged. kDevice, kOutOfMemory.
 Result<std::vector<std::shared_ptr<CudaExpertRanks>>> MakeCudaExpertRanks(
     std::span<const int> gpus, const CudaExpertOptions& options);
 

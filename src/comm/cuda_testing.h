@@ -27,7 +27,15 @@ inline std::vector<int> FirstGpus(int count) {
   return gpus;
 }
 
+// The same with fewer GPUs than ranks, for those that need not be on different ones.
+inline std::vector<int> GpusInTurn(int num_ranks) {
+  std::vector<int> gpus = FirstGpus(num_ranks);
+  for (int& gpu : gpus) gpu %= device::CountGpus();
+  return gpus;
+}
+
 struct TestRank {
+  int gpu = 0;
   std::unique_ptr<device::Device> device;
   std::unique_ptr<device::Stream> stream;
   std::shared_ptr<CudaCollectives> collectives;
@@ -56,12 +64,15 @@ struct TestRank {
 
 class TestRanks {
  public:
-  explicit TestRanks(CudaGroup group) {
+  explicit TestRanks(const CudaGroup& group)
+      : TestRanks(group, FirstGpus(static_cast<int>(group.size()))) {}
+  TestRanks(const CudaGroup& group, const std::vector<int>& gpus) {
     for (size_t i = 0; i < group.size(); ++i) {
       TestRank rank;
-      rank.device = std::move(device::MakeCudaDevice(static_cast<int>(i)).value());
+      rank.gpu = gpus[i];
+      rank.device = std::move(device::MakeCudaDevice(rank.gpu).value());
       rank.stream = std::move(rank.device->MakeStream().value());
-      rank.collectives = std::move(group[i]);
+      rank.collectives = group[i];
       ranks_.push_back(std::move(rank));
     }
   }
@@ -74,7 +85,7 @@ class TestRanks {
     std::vector<std::thread> threads;
     for (size_t i = 0; i < ranks_.size(); ++i) {
       threads.emplace_back([&run, this, i] {
-        CHECK_EQ(cudaSetDevice(static_cast<int>(i)), cudaSuccess);
+        CHECK_EQ(cudaSetDevice(ranks_[i].gpu), cudaSuccess);
         run(ranks_[i]);
       });
     }

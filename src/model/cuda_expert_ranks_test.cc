@@ -1,6 +1,7 @@
 // The built-in model, and four layers as wide as Flash's, on GPUs that are data and tensor ranks
 // and have some of the experts each, against the model on one GPU: the same bits for every prompt,
-// whatever the other data ranks do, and for decodes, which are graphs.
+// whatever the other data ranks do, and for decodes, which are graphs; whatever carries what they
+// exchange.
 #include "comm/cuda_expert_ranks.h"
 
 #include <gtest/gtest.h>
@@ -8,6 +9,7 @@
 #include <numeric>
 #include <thread>
 
+#include "comm/cuda_expert_kinds.h"
 #include "comm/cuda_testing.h"
 #include "model/cuda_testing.h"
 
@@ -19,11 +21,14 @@ constexpr int kMaxSeqs = 8, kMaxLength = 700;
 // A rank's part of a step: so many tokens of each of its first sequences.
 using Chunk = std::vector<int>;
 
+enum class Carrier { kPeers, kNccl, kHost };
+
 struct Layout {
   const char* name;
   int tensor_ranks;
   int data_ranks;
   TestSource (*source)();
+  Carrier carrier = Carrier::kPeers;
   config::ParallelConfig parallel() const {
     return {.tensor_parallel_size = tensor_ranks,
             .data_parallel_size = data_ranks,
@@ -31,45 +36,68 @@ struct Layout {
   }
 };
 
+Result<comm::CudaGroup> MakeGroup(std::span<const int> gpus, const comm::CudaGroupOptions& options,
+                                  Carrier carrier) {
+  if (carrier == Carrier::kPeers) return comm::MakePeerGroup(gpus, options);
+  if (carrier == Carrier::kHost) return comm::MakeHostGroup(gpus, options);
+  ASSIGN_OR_RETURN(const comm::NcclLibrary nccl, comm::LoadNccl());
+  return comm::MakeNcclGroup(nccl, gpus, options);
+}
+
+Result<comm::CudaExpertGroup> MakeExpertRanks(std::span<const int> gpus,
+                                              const comm::CudaExpertOptions& options,
+                                              Carrier carrier) {
+  if (carrier == Carrier::kPeers) return comm::MakePeerExpertRanks(gpus, options);
+  const comm::CudaGroupOptions group = comm::ExpertGroupOptions(gpus.size(), options);
+  ASSIGN_OR_RETURN(const comm::CudaGroup all, MakeGroup(gpus, group, carrier));
+  return comm::MakeGatheredExpertRanks(all, gpus, options);
+}
+
 class CudaExpertRanksTest : public testing::TestWithParam<Layout> {
  protected:
   void SetUp() override {
     const config::ParallelConfig parallel = GetParam().parallel();
     const int size = parallel.stage_size(), count = device::CountGpus();
-    if (count < size) GTEST_SKIP() << size << " GPUs are needed, there are " << count;
-    ASSERT_NO_FATAL_FAILURE(Join(parallel));
+    const int needed = GetParam().carrier == Carrier::kHost ? 1 : size;
+    if (count < needed) GTEST_SKIP() << needed << " GPUs are needed, there are " << count;
+    const std::vector<int> gpus = comm::GpusInTurn(size);
+    const Status joined = Join(parallel, gpus);
+    if (joined.code() == StatusCode::kNotFound) GTEST_SKIP() << joined.message();
+    ASSERT_TRUE(joined.ok()) << joined.message();
     for (int r = 0; r < size; ++r) {
       const auto i = static_cast<size_t>(r);
       ranks_.push_back(
-          source_.OnGpu(r, kMaxSeqs, kMaxLength,
+          source_.OnGpu(gpus[i], kMaxSeqs, kMaxLength,
                         {.collectives = tensor_ranks_[i], .expert_ranks = expert_ranks_[i]},
                         {parallel, PlaceOf(parallel, r), nullptr}));
     }
     for (int d = 0; d < parallel.data_parallel_size; ++d) {
-      alone_.push_back(source_.OnGpu(d, kMaxSeqs, kMaxLength));
+      alone_.push_back(source_.OnGpu(gpus[static_cast<size_t>(d)], kMaxSeqs, kMaxLength));
     }
   }
 
-  void Join(const config::ParallelConfig& parallel) {
-    const std::vector<int> gpus = comm::FirstGpus(parallel.stage_size());
+  Status Join(const config::ParallelConfig& parallel, const std::vector<int>& gpus) {
     const ModelLimits limits = TestModel::Limits(kMaxSeqs, kMaxLength);
-    auto all = comm::MakeCudaExpertRanks(gpus, {.hidden = source_.config.hidden_size,
-                                                .num_chosen = source_.config.num_experts_per_token,
-                                                .max_tokens = limits.max_batched_tokens,
-                                                .num_tensor_ranks = parallel.tensor_parallel_size});
-    ASSERT_TRUE(all.ok()) << all.status().message();
-    expert_ranks_ = std::move(*all);
+    const Carrier carrier = GetParam().carrier;
+    ASSIGN_OR_RETURN(expert_ranks_,
+                     MakeExpertRanks(gpus,
+                                     {.hidden = source_.config.hidden_size,
+                                      .num_experts = source_.config.num_experts,
+                                      .num_chosen = source_.config.num_experts_per_token,
+                                      .max_tokens = limits.max_batched_tokens,
+                                      .num_tensor_ranks = parallel.tensor_parallel_size},
+                                     carrier));
     tensor_ranks_.resize(gpus.size());
     const auto size = static_cast<size_t>(parallel.tensor_parallel_size);
+    const comm::CudaGroupOptions options = GroupOptions(
+        source_.config, limits, parallel.tensor_parallel_size, parallel.data_parallel_size);
     for (size_t first = 0; size > 1 && first < gpus.size(); first += size) {
-      auto group =
-          comm::MakeCudaGroup(std::span(gpus).subspan(first, size),
-                              GroupOptions(source_.config, limits, parallel.tensor_parallel_size,
-                                           parallel.data_parallel_size));
-      ASSERT_TRUE(group.ok()) << group.status().message();
-      std::copy(group->begin(), group->end(),
+      ASSIGN_OR_RETURN(const comm::CudaGroup group,
+                       MakeGroup(std::span(gpus).subspan(first, size), options, carrier));
+      std::copy(group.begin(), group.end(),
                 tensor_ranks_.begin() + static_cast<std::ptrdiff_t>(first));
     }
+    return OkStatus();
   }
 
   // Of a rank.
@@ -137,7 +165,7 @@ class CudaExpertRanksTest : public testing::TestWithParam<Layout> {
 
   const TestSource source_ = GetParam().source();
   std::vector<std::shared_ptr<comm::CudaCollectives>> tensor_ranks_;
-  std::vector<std::shared_ptr<comm::CudaExpertRanks>> expert_ranks_;
+  comm::CudaExpertGroup expert_ranks_;
   std::vector<std::unique_ptr<TestModel>> alone_, ranks_;
   std::vector<std::vector<TestSequence>> of_alone_, of_ranks_;
 };
@@ -162,7 +190,13 @@ INSTANTIATE_TEST_SUITE_P(
                     Layout{"BuiltInTensor2Data2", 2, 2, OpenTinyModel},
                     Layout{"BuiltInTensor4", 4, 1, OpenTinyModel}, Layout{"WideData2", 1, 2, Wide},
                     Layout{"WideTensor2", 2, 1, Wide}, Layout{"WideData4", 1, 4, Wide},
-                    Layout{"WideTensor2Data2", 2, 2, Wide}, Layout{"WideTensor4", 4, 1, Wide}),
+                    Layout{"WideTensor2Data2", 2, 2, Wide}, Layout{"WideTensor4", 4, 1, Wide},
+                    Layout{"BuiltInNcclData2", 1, 2, OpenTinyModel, Carrier::kNccl},
+                    Layout{"WideNcclTensor2", 2, 1, Wide, Carrier::kNccl},
+                    Layout{"WideNcclTensor2Data2", 2, 2, Wide, Carrier::kNccl},
+                    Layout{"BuiltInHostData2", 1, 2, OpenTinyModel, Carrier::kHost},
+                    Layout{"WideHostTensor2", 2, 1, Wide, Carrier::kHost},
+                    Layout{"WideHostTensor2Data2", 2, 2, Wide, Carrier::kHost}),
     [](const auto& layout) { return layout.param.name; });
 
 }  // namespace

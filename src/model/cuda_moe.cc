@@ -126,34 +126,37 @@ class MoePass : CudaPass {
   // The rank's whole routed experts on the tokens of all data ranks, the shared one on its own.
   kernels::SublayerOutput ExpertsOfAllRanks(comm::CudaExpertRanks& ranks) {
     const auto own = checkpoint::Part(c_.num_experts, 1, ranks.rank(), ranks.size());
-    const int num_own = static_cast<int>(own.size());
     const int64_t slots = kernels::ExpertSlots(ranks.num_data_ranks(), step_.most_tokens);
-    const kernels::ExpertExchange tokens = ranks.Next(slots);
-    operators_.Enqueue(step_, "tokens to all ranks",
-                       kernels::CudaSendTokensParams{.to = tokens,
-                                                     .num_tokens = step_.batch.num_tokens,
-                                                     .x = context_.HFp8(step_),
-                                                     .expert_ids = ExpertIds(step_),
-                                                     .weights = ws_.expert_weights,
-                                                     .token_seq = step_.batch.token_seq});
-    operators_.Enqueue(step_, "tokens of all ranks",
-                       kernels::CudaTakeTokensParams{.from = tokens,
-                                                     .prefill = step_.experts_prefill,
-                                                     .first_expert = static_cast<int>(own.begin),
-                                                     .num_experts = num_own,
-                                                     .first_group = (slots + 63) / 64 * 8,
-                                                     .plan = ws_.plan,
-                                                     .gathered = Gathered()});
+    device::Stream& stream = *step_.stream;
+    operators_.EnqueueBy(step_, "tokens to all ranks", [&] {
+      ranks.Send({.to = {},
+                  .num_tokens = step_.batch.num_tokens,
+                  .x = context_.HFp8(step_),
+                  .expert_ids = ExpertIds(step_),
+                  .weights = ws_.expert_weights,
+                  .token_seq = step_.batch.token_seq},
+                 slots, stream);
+    });
     kernels::CudaExpertParams p = ExpertParams();
     p.num_tokens = ranks.num_data_ranks() * slots;
     p.prefill = step_.experts_prefill;
-    p.num_experts = num_own;
+    p.num_experts = static_cast<int>(own.size());
     p.num_shared_tokens = step_.batch.num_tokens;
     p.shared_y = ranks.outputs();
+    operators_.EnqueueBy(step_, "tokens of all ranks", [&] {
+      ranks.Take({.from = {},
+                  .prefill = p.prefill,
+                  .first_expert = static_cast<int>(own.begin),
+                  .num_experts = p.num_experts,
+                  .first_group = (slots + 63) / 64 * 8,
+                  .plan = p.plan,
+                  .gathered = p.gathered},
+                 slots, stream);
+    });
     operators_.Enqueue(step_, "experts", p);
-    operators_.Enqueue(step_, "outputs to their ranks",
-                       kernels::CudaReturnOutputsParams{
-                           .to = ranks.Next(slots), .pair_of = ws_.plan.pair_of, .y = ws_.pairs});
+    operators_.EnqueueBy(step_, "outputs to their ranks", [&] {
+      ranks.Return({.to = {}, .pair_of = p.plan.pair_of, .y = p.y}, slots, stream);
+    });
     return {ranks.outputs(), ranks.pair_of(), c_.num_experts_per_token};
   }
 };

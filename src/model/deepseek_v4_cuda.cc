@@ -138,7 +138,8 @@ class CudaModel final : public DeepSeekV4 {
 
  private:
   bool Captures() const {
-    return ranks_.are_captured() && !options_.enforce_eager && !options_.sync_operators;
+    return ranks_.are_captured() && (expert_ranks_ == nullptr || expert_ranks_->is_captured()) &&
+           !options_.enforce_eager && !options_.sync_operators;
   }
 
   bool is_first_stage() const { return stages_ == nullptr || stages_->is_first(); }

@@ -91,6 +91,7 @@ class Launches : public testing::Test {
     if (parallel.gpus_have_whole_experts()) {
       options.expert_ranks =
           comm::MakeCudaExpertRanks(gpus, {.hidden = config.hidden_size,
+                                           .num_experts = config.num_experts,
                                            .num_chosen = config.num_experts_per_token,
                                            .max_tokens = limits.max_batched_tokens,
                                            .num_tensor_ranks = tensor_ranks})

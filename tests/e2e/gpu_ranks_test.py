@@ -81,10 +81,24 @@ def test_tensor_ranks_have_the_bits_of_one_gpu_however_they_run(num_gpus, flag, 
     assert found == [expected[prompt] for prompt in FEW]
 
 
-def test_gpus_that_only_the_host_connects_have_the_bits_of_one(expected, tmp_path):
+WHOLE_EXPERTS = [(2, "--tensor-parallel-size 2 --enable-expert-parallel"), (2, "--data-parallel-size 2"),
+                 (4, "--tensor-parallel-size 2 --data-parallel-size 2")]
+
+
+@pytest.mark.parametrize("num_gpus,flags", WHOLE_EXPERTS)
+@pytest.mark.parametrize("flag", ["--enforce-eager", "--disable-custom-all-reduce"])
+def test_ranks_with_whole_experts_have_the_bits_of_one_gpu_however_they_run(num_gpus, flags, flag, expected, tmp_path):
+    if count_gpus() < num_gpus:
+        pytest.skip(f"{num_gpus} GPUs are needed")
+    assert answers(tmp_path, *flags.split(), flag, prompts=FEW) == [expected[prompt] for prompt in FEW]
+
+
+@pytest.mark.parametrize("num_gpus,flags", [(2, "--tensor-parallel-size 2"), *WHOLE_EXPERTS])
+def test_gpus_that_only_the_host_connects_have_the_bits_of_one(num_gpus, flags, expected, tmp_path):
+    if count_gpus() < num_gpus:
+        pytest.skip(f"{num_gpus} GPUs are needed")
     (tmp_path / "libnccl.so.2").touch()  # is found first, and is no library
-    found = answers(tmp_path, "--tensor-parallel-size", "2", "--disable-custom-all-reduce", prompts=FEW,
-                    LD_LIBRARY_PATH=str(tmp_path))
+    found = answers(tmp_path, *flags.split(), "--disable-custom-all-reduce", prompts=FEW, LD_LIBRARY_PATH=str(tmp_path))
     assert found == [expected[prompt] for prompt in FEW]
     assert "ranks exchange through host memory" in (tmp_path / "log.txt").read_text()
 

@@ -28,13 +28,21 @@ __device__ uint64_t* Flag(const ExpertExchange& e, int to, int from, Kind kind) 
   return At<uint64_t>(e, to, e.layout.flags_offset) + kind * e.exchange.peers.size + from;
 }
 
-// Of this rank: its data rank, and its place among the tensor ranks of it.
+__device__ uint64_t NumberOf(const ExpertExchange& e) {
+  return e.has_others() ? ExchangeNumber(e.exchange) : 0;
+}
+
+// Of this rank.
 __device__ int DataRank(const ExpertExchange& e) {
   return e.exchange.peers.rank / e.layout.tensor_ranks;
 }
-// The rank of data rank `data` that this rank sends its tokens to.
-__device__ int TakerOf(const ExpertExchange& e, int data) {
-  return data * e.layout.tensor_ranks + e.exchange.peers.rank % e.layout.tensor_ranks;
+// take(rank) for each that this rank sends its tokens to: of every data rank the one with its
+// tensor index, or itself alone.
+template <typename Take>
+__device__ __forceinline__ void ForEachTaker(const ExpertExchange& e, const Take& take) {
+  if (!e.has_others()) return take(e.exchange.peers.rank);
+  const int tensor_ranks = e.layout.tensor_ranks, own = e.exchange.peers.rank % tensor_ranks;
+  for (int data = 0; data < e.layout.data_ranks; ++data) take(data * tensor_ranks + own);
 }
 
 // By all threads of every block, after its writes: the last block raises this rank's flags. True
@@ -61,7 +69,7 @@ __device__ bool TellAll(const ExpertExchange& e, uint64_t number, Kind kind) {
 __device__ void HearAll(const ExpertExchange& e, uint64_t number, Kind kind) {
   const PeerView& peers = e.exchange.peers;
   const int from = static_cast<int>(threadIdx.x);
-  if (from < peers.size && from != peers.rank) {
+  if (e.has_others() && from < peers.size && from != peers.rank) {
     AwaitFlag(peers, Flag(e, peers.rank, from, kind), number, from);
   }
   __syncthreads();
@@ -70,7 +78,7 @@ __device__ void HearAll(const ExpertExchange& e, uint64_t number, Kind kind) {
 __global__ void __launch_bounds__(kThreads)
     SendTokensKernel(const __grid_constant__ CudaSendTokensParams p) {
   const ExpertExchange& e = p.to;
-  const uint64_t number = ExchangeNumber(e.exchange);
+  const uint64_t number = NumberOf(e);
   WaitForPredecessor();
   AllowSuccessor();
   const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -88,15 +96,14 @@ __global__ void __launch_bounds__(kThreads)
     const uint4 value =
         is_scale ? reinterpret_cast<const uint4*>(p.x.scales + from * 8)[word - kTileBytes / 16]
                  : reinterpret_cast<const uint4*>(p.x.codes + from * kTileBytes)[word];
-    for (int data = 0; data < e.layout.data_ranks; ++data) {
-      const int rank = TakerOf(e, data);
+    ForEachTaker(e, [&](int rank) {
       if (is_scale) {
         reinterpret_cast<uint4*>(At<float>(e, rank, e.layout.scales_offset) +
                                  to * 8)[word - kTileBytes / 16] = value;
       } else {
         At<uint4>(e, rank, e.layout.codes_offset + to * kTileBytes)[word] = value;
       }
-    }
+    });
   }
   const int k = e.layout.num_chosen;
   for (int64_t i = first; i < e.slots * k; i += stride) {
@@ -104,13 +111,12 @@ __global__ void __launch_bounds__(kThreads)
     const int32_t id = is_token ? p.expert_ids[i] : -1;
     const float weight = is_token ? p.weights[i] : 0.0f;
     const int64_t place = DataRank(e) * e.slots * k + i;
-    for (int data = 0; data < e.layout.data_ranks; ++data) {
-      const int rank = TakerOf(e, data);
+    ForEachTaker(e, [&](int rank) {
       At<int32_t>(e, rank, e.layout.ids_offset)[place] = id;
       At<float>(e, rank, e.layout.weights_offset)[place] = weight;
-    }
+    });
   }
-  TellAll(e, number, kTokens);
+  if (e.has_others()) TellAll(e, number, kTokens);
 }
 
 // One block.
@@ -119,7 +125,7 @@ __global__ void __launch_bounds__(kPlanThreads)
   __shared__ int count[kMaxExperts], first_row[kMaxExperts], cursor[kMaxExperts], num_tiles;
   const ExpertExchange& x = p.from;
   const PeerView& peers = x.exchange.peers;
-  const uint64_t number = ExchangeNumber(x.exchange);
+  const uint64_t number = NumberOf(x);
   const int thread = static_cast<int>(threadIdx.x);
   for (int e = thread; e < p.num_experts; e += kPlanThreads) count[e] = cursor[e] = 0;
   WaitForPredecessor();
@@ -238,6 +244,7 @@ void Launch(const CudaTakeTokensParams& p, device::Stream& stream) {
 
 void Launch(const CudaReturnOutputsParams& p, device::Stream& stream) {
   CheckExchange(p.to);
+  CHECK(p.to.has_others());
   const int64_t copies = p.to.exchange.peers.size * p.to.slots * p.to.layout.num_chosen;
   LaunchKernel(ReturnOutputsKernel, NumBlocks(copies, kWarps), kThreads, 0, stream, p);
 }

@@ -87,11 +87,15 @@ constexpr ExpertExchangeLayout MakeExpertExchangeLayout(int data_ranks, int tens
   return l;
 }
 
-// The ranks' memory, the shared part of this layout, and what a wait needs.
+// The ranks' memory, the shared part of this layout, and what a wait needs. Without a counter of
+// exchanges (peers.exchanges null) a rank sends to its own memory alone and awaits nobody:
+// something else brings it what others sent, and the outputs (expert_pieces_cuda.h).
 struct ExpertExchange {
   PeerExchange exchange;
   ExpertExchangeLayout layout;
   int64_t slots = 0;  // of a data rank in this step: ExpertSlots
+
+  __host__ __device__ bool has_others() const { return exchange.peers.exchanges != nullptr; }
 };
 
 // A data rank's tokens and what they chose, to all. A padding token (token_seq -1) chose nothing.
