@@ -29,6 +29,7 @@
 
 #include "base/check.h"
 #include "device/cuda/cuda_fault.h"
+#include "device/cuda/kernel_memory.h"
 #include "device/device.h"
 
 namespace fathom::kernels {
@@ -41,8 +42,7 @@ __device__ __forceinline__ void AllowSuccessor() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-inline constexpr int kMaxCluster = 16;  // blocks; above 8 a kernel has to ask for it
-inline constexpr size_t kDefaultSharedBytes = 48 << 10;
+inline constexpr int kMaxCluster = 16;                // blocks; above 8 a kernel has to ask for it
 inline constexpr size_t kMaxSharedBytes = 227 << 10;  // of a block
 // What a block asks for so that two of its launch do not share a multiprocessor: more than half of
 // the 228 KB of shared memory, 1 KB of which each block takes besides.
@@ -53,14 +53,8 @@ inline constexpr size_t kAloneSharedBytes = (113 << 10) + 128;
 template <typename... Params, typename... Args>
 void LaunchClusters(void (*kernel)(Params...), dim3 grid, unsigned cluster, dim3 block,
                     size_t shared_bytes, device::Stream& stream, Args&&... args) {
-  // A kernel's blocks can only run beside its predecessor's when both divide the first-level cache
-  // alike.
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                           cudaSharedmemCarveoutMaxShared);
-  if (error == cudaSuccess && shared_bytes > kDefaultSharedBytes) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(shared_bytes));
-  }
+  cudaError_t error =
+      device::AllowSharedMemory(reinterpret_cast<const void*>(kernel), shared_bytes);
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -95,8 +89,7 @@ void LaunchKernel(void (*kernel)(Params...), dim3 grid, dim3 block, size_t share
 template <typename... Params>
 int MaxClusters(void (*kernel)(Params...), unsigned cluster, unsigned threads,
                 size_t shared_bytes) {
-  device::CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         static_cast<int>(shared_bytes)),
+  device::CheckCuda(device::AllowSharedMemory(reinterpret_cast<const void*>(kernel), shared_bytes),
                     __FILE__, __LINE__);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;

@@ -602,11 +602,8 @@ template <bool kHead, Ranks kRanks>
 int64_t MaxExchangeTokens(int64_t hidden) {
   const auto kernel = BoundaryKernel<kHead, kRanks, 2>;
   const Slices slices(hidden);
-  const auto set = [&](cudaFuncAttribute attribute, int value) {
-    device::CheckCuda(cudaFuncSetAttribute(kernel, attribute, value), __FILE__, __LINE__);
-  };
-  set(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  set(cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+  device::CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+                    __FILE__, __LINE__);
   return int64_t{2} * MaxClusters(kernel, static_cast<unsigned>(slices.cluster), kThreads,
                                   Boundary<kHead, kRanks, 2>::DynamicBytes(hidden, slices.size));
 }

@@ -188,7 +188,7 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
     const float2 part = s_.parts[head][split];
     const float max = WarpMax<kSplits>(part.x);
     const float weight = exp2f(part.x - max);
-    const float sum = WarpSum<kSplits>(weight * part.y) + exp2f(sink_ * kLog2E - max);
+    const float sum = WarpSum<kSplits>(__fmul_rn(weight, part.y)) + SinkWeight(sink_, max);
     s_.weights[head][split] = weight;
     if (split == 0) s_.inverse[head] = 1.0f / sum;
   }

@@ -188,8 +188,8 @@ class DecodeTile {
       const int key = 2 * chunk(r);
       const float2 a = *reinterpret_cast<const float2*>(s_.scores[0][head] + key);
       const float2 b = *reinterpret_cast<const float2*>(s_.scores[1][head] + key);
-      if (key < count) x[r].x = (a.x + b.x) * (kScale * kLog2E);
-      if (key + 1 < count) x[r].y = (a.y + b.y) * (kScale * kLog2E);
+      if (key < count) x[r].x = __fmul_rn(a.x + b.x, kScale * kLog2E);
+      if (key + 1 < count) x[r].y = __fmul_rn(a.y + b.y, kScale * kLog2E);
       max = fmaxf(max, fmaxf(x[r].x, x[r].y));
     }
     max = WarpMax<kHeadLanes>(max);
@@ -207,7 +207,7 @@ class DecodeTile {
     } else {
       const float rescale = exp2f(max_ - max);
       if (lane_ % kHeadLanes == 0) s_.rescale[head] = rescale;
-      sum_ = sum_ * rescale + sum;
+      sum_ = fmaf(sum_, rescale, sum);
     }
     max_ = max;
   }

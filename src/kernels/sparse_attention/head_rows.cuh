@@ -9,6 +9,14 @@ namespace fathom::kernels {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 
+// What the sink adds to the sum of p, for the maximum of these (log2 units). Here and wherever a
+// head's blocks may be of 8, 16 or 32 heads, a product that is added to something is fused with
+// that, or not, by name: left to the compiler it is fused in one of these kernels and not in
+// another, and a rank's head would not have the bits that one GPU gives it.
+__device__ __forceinline__ float SinkWeight(float sink, float max) {
+  return exp2f(fmaf(sink, kLog2E, -max));
+}
+
 // b(a * b) of two pairs.
 __device__ __forceinline__ uint32_t MultiplyBf16(uint32_t a, uint32_t b) {
   uint32_t out;

@@ -40,7 +40,7 @@ class LongSums {
     const TokenKeys keys(p_);
     const int count = (keys.size() + kLongKeys - 1) / kLongKeys;
     const bool padding = p_.batch.token_seq[0] < 0;
-    const float sink = p_.sink[head_] * kLog2E;
+    const float sink = p_.sink[head_];
     const float2 angle = Angle();
     // The kernel before has waited for those before it: the next one may start, which waits for
     // this.
@@ -102,7 +102,7 @@ class LongSums {
       sum += weight * scales[r].y;
       if (warp() == 0 && i < kWarpParts * kSumsWarps) s_.weights[i] = weight;
     }
-    return WarpSum(sum) + exp2f(sink - max);
+    return WarpSum(sum) + SinkWeight(sink, max);
   }
 
   // A warp's.

@@ -21,7 +21,7 @@ __device__ void WriteOutput(const CudaSparseAttentionParams& p, const AttentionC
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const uint32_t row = sums.row(r);
-    const float inverse = 1.0f / (sums.sum(r) + exp2f(shared.sink[row] * kLog2E - sums.max(r)));
+    const float inverse = 1.0f / (sums.sum(r) + SinkWeight(shared.sink[row], sums.max(r)));
     const uint32_t column = sums.column(0);
     const uint32_t to = SharedAddress(shared.q) + ChunkOffset(row, column / 8) + column % 8 * 2;
 #pragma unroll
@@ -175,7 +175,7 @@ __global__ void __maxnreg__(56)
     sum += weight * scales[r].y;
     if (threadIdx.x < 32 && r * 32 + lane < num_splits) shared.weights[r * 32 + lane] = weight;
   }
-  sum = WarpSum(sum) + exp2f(sink * kLog2E - max);
+  sum = WarpSum(sum) + SinkWeight(sink, max);
   __syncthreads();
   float4 o{0, 0, 0, 0};
 #pragma unroll
