@@ -83,7 +83,7 @@ TEST_F(RanksDiskTest, WhatAllRanksWroteIsFoundAfterARestart) {
     std::vector<CachedAnswer> first;
     for (int d = 0; d < p.data_parallel_size; ++d) first.push_back(Ask(20 + d, d));
     const int num_parts = p.data_parallel_size * p.pipeline_parallel_size;
-    WaitUntilWritten(static_cast<size_t>(3 * num_parts));
+    WaitUntilWritten(size_t{3} * static_cast<size_t>(num_parts));
     Start(p, async);
     WaitUntilFound();
     for (int d = 0; d < p.data_parallel_size; ++d) {

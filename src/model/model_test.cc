@@ -99,7 +99,7 @@ TEST_P(ModelTest, ARollbackLeavesNoTrace) {
     TestSequence* const sequences[] = {&drafted};
     const int drafts[] = {rejected};
     for (int i = 0; i < rejected; ++i)
-      drafted.token_ids[static_cast<size_t>(drafted.num_computed + i)] = 7;
+      drafted.token_ids[static_cast<size_t>(drafted.num_computed) + static_cast<size_t>(i)] = 7;
     model.Step(sequences, drafts);
     model.Rollback(drafted, rejected);
     drafted.token_ids = ids;

@@ -32,7 +32,8 @@ ProductCost Linear(std::string name, ProductType type, double bytes, double rows
 double VisibleEntries(const StepShape& shape, int64_t ratio, double limit) {
   double sum = 0;
   for (int i = 0; i < shape.tokens_per_seq; ++i) {
-    sum += std::min(static_cast<double>((shape.context_tokens + i + 1) / ratio), limit);
+    const int64_t entries = (shape.context_tokens + i + 1) / ratio;
+    sum += std::min(static_cast<double>(entries), limit);
   }
   return sum;
 }
@@ -76,7 +77,8 @@ void AddIndexer(const ModelConfig& c, const KvLayout& layout, const StepShape& s
                 std::vector<ProductCost>* out) {
   const double layers = c.num_layers_of(config::LayerKind::kC4);
   const int64_t last = shape.context_tokens + shape.tokens_per_seq;
-  const double visible = static_cast<double>(last / 4);
+  const int64_t entries = last / 4;
+  const auto visible = static_cast<double>(entries);
   if (layers == 0 || visible <= c.index_topk) return;  // everything is selected anyway
   const auto tokens = static_cast<double>(shape.own_tokens());
   const double width = static_cast<double>(c.index_num_heads) * c.index_head_dim;
@@ -107,13 +109,14 @@ void AddAttention(const ModelConfig& c, const KvLayout& layout, const StepShape&
                     .kv_bytes = layers * seqs * keys_read * entry_bytes,
                     .flops = layers * seqs * keys_scored * flops_per_key});
   };
+  const int64_t entries4 = last / 4, entries128 = last / 128;
   // A chunk's own entries come from the step itself; at most a window's worth is read from the
   // cache.
   add("attention, window", c.num_layers, window, VisibleEntries(shape, 1, c.sliding_window));
   add("attention, ratio 4", c4,
-      EntriesRead(static_cast<double>(last / 4), c.index_topk, shape.tokens_per_seq),
+      EntriesRead(static_cast<double>(entries4), c.index_topk, shape.tokens_per_seq),
       VisibleEntries(shape, 4, c.index_topk));
-  add("attention, ratio 128", c128, static_cast<double>(last / 128),
+  add("attention, ratio 128", c128, static_cast<double>(entries128),
       VisibleEntries(shape, 128, 1e18));
 }
 
@@ -258,7 +261,8 @@ RooflineTime Price(const std::vector<ProductCost>& costs,
 double ExpectedLargest(int n) {
   constexpr double kEnd = 8, kStep = 1.0 / 64;  // beyond it lies nothing
   double sum = 0;
-  for (double x = -kEnd; n > 1 && x <= kEnd; x += kStep) {
+  for (int i = 0; n > 1 && i <= 2 * kEnd / kStep; ++i) {
+    const double x = i * kStep - kEnd;
     const double density = std::exp(-x * x / 2) / std::sqrt(2 * std::numbers::pi);
     const double below = 0.5 * std::erfc(-x / std::numbers::sqrt2);
     sum += x * n * density * std::pow(below, n - 1) * kStep;

@@ -117,7 +117,7 @@ class CaseBench {
       times.bytes += (cost.weight_bytes + cost.kv_bytes) * steps;
       times.flops += cost.flops * steps;
     }
-    const model::DeviceCeilings ceilings = model::H200Ceilings();
+    const model::DeviceCeilings& ceilings = model::H200Ceilings();
     if (session.device().name().find(ceilings.name) == std::string::npos) return;
     times.floor_us += model::Price(costs, ceilings).floor_us() * steps;
   }
