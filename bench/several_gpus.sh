@@ -5,15 +5,15 @@
 #     bench/several_gpus.sh GPUS BUILD_FOLDER OUTPUT_FOLDER [PART...]
 #
 # Parts, in the order that says most first: tests, exchanges, model, decode, batch, prefill, engine,
-# data, nccl (default: all; ten minutes on two H200s). Each prints to OUTPUT_FOLDER/PART.txt. A part
-# that fails ends the run: what comes after would measure something broken. Build comm_test,
-# model_test, collective_bench and fathom before, in Release.
+# long, data, nccl (default: all; eleven minutes on two H200s). Each prints to
+# OUTPUT_FOLDER/PART.txt. A part that fails ends the run: what comes after would measure something
+# broken. Build comm_test, model_test, collective_bench and fathom before, in Release.
 set -euo pipefail
 
 gpus=$1 build=$2 out=$3
 shift 3
 parts=("${@:-tests}")
-[ $# -gt 0 ] || parts=(tests exchanges model decode batch prefill engine data nccl)
+[ $# -gt 0 ] || parts=(tests exchanges model decode batch prefill engine long data nccl)
 flash=(flash --device cuda --load-format dummy)
 tensor=(--tensor-parallel-size "$gpus")
 data=(--data-parallel-size "$gpus" --enable-expert-parallel)
@@ -34,6 +34,11 @@ run_part() {
       latency "${tensor[@]}" --input-len 2048,32768 --batch-size 1 --output-len 1 --max-num-batched-tokens 8192 --profile
       ;;
     engine) ten "${tensor[@]}" ;;
+    # Behind a prompt that was computed: contents that are made up are chosen from evenly.
+    long)
+      latency "${tensor[@]}" --input-len 262144 --batch-size 1 --output-len 32 --profile
+      throughput "${tensor[@]}" --num-prompts 1 --input-len 262144 --output-len 256
+      ;;
     data)
       latency "${data[@]}" --prefill-len 0 --input-len 1024 --batch-size 10,64,256 --output-len 16
       ten "${data[@]}"
