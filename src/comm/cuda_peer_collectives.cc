@@ -117,9 +117,8 @@ Result<std::shared_ptr<CudaCollectives>> JoinCudaGroup(Transport& transport,
   ASSIGN_OR_RETURN(auto made,
                    CudaPeers::Join(transport, members, gpu, options.shared_bytes, options.timeout));
   const std::shared_ptr<const CudaPeers> peers = std::move(made);
-  const auto rank = std::find(members.begin(), members.end(), transport.rank()) - members.begin();
   return std::shared_ptr<CudaCollectives>(std::make_shared<PeerCollectives>(
-      peers, static_cast<int>(rank), kernels::MaxExchangeTokens(options.hidden)));
+      peers, peers->only_rank(), kernels::MaxExchangeTokens(options.hidden)));
 }
 
 }  // namespace fathom::comm

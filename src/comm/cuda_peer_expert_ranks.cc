@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <utility>
 
 #include "comm/cuda_expert_kinds.h"
@@ -80,11 +79,10 @@ Result<std::shared_ptr<CudaExpertRanks>> JoinCudaExpertRanks(Transport& transpor
   const auto layout = ExpertLayout(members.size(), options);
   ASSIGN_OR_RETURN(auto peers,
                    CudaPeers::Join(transport, members, gpu, layout.bytes, options.timeout));
-  const auto rank = std::find(members.begin(), members.end(), transport.rank()) - members.begin();
-  const int r = static_cast<int>(rank);
-  RETURN_IF_ERROR(WritePairRows(gpu, layout, SharedMemory(*peers, r)));
+  const int rank = peers->only_rank();
+  RETURN_IF_ERROR(WritePairRows(gpu, layout, SharedMemory(*peers, rank)));
   return std::shared_ptr<CudaExpertRanks>(
-      std::make_shared<PeerExpertRanks>(std::move(peers), r, layout));
+      std::make_shared<PeerExpertRanks>(std::move(peers), rank, layout));
 }
 
 }  // namespace fathom::comm

@@ -33,6 +33,8 @@ class CudaPeers {
   CudaPeers& operator=(const CudaPeers&) = delete;
 
   const kernels::PeerView& view(int rank) const { return views_[static_cast<size_t>(rank)]; }
+  // Of this process, among the members; after Join.
+  int only_rank() const { return only_rank_; }
 
   // kPeer names the rank that `rank` waited for in vain.
   Status Check(int rank) const;

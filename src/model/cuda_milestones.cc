@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <utility>
-
 namespace fathom::model {
 
 Result<CudaMilestones> CudaMilestones::Make(device::Device& device) {

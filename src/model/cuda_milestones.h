@@ -4,7 +4,9 @@
 // any.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <utility>
 
 #include "base/status.h"
 #include "device/device.h"
