@@ -14,7 +14,6 @@
 #include "apps/fathom/bench/step_bench.h"
 #include "apps/fathom/model_session.h"
 #include "base/clock.h"
-#include "device/timeline.h"
 
 namespace fathom::app {
 namespace {
@@ -83,7 +82,11 @@ class CaseBench {
     if (!on_gpu()) return std::move(result_);
     // Of stages, steps that follow each other would overlap.
     const bool is_staged = bench_.session().parallel.pipeline_parallel_size > 1;
-    if (num_decodes_ > 0 && !is_staged) RETURN_IF_ERROR(TimeDevice());
+    if (num_decodes_ > 0 && !is_staged) {
+      ASSIGN_OR_RETURN(
+          result_.decode_device_us,
+          DecodeDeviceUs(bench_, result_.of.batch_size, result_.of.input_len + num_decodes_ / 2));
+    }
     if (options_.profile) RETURN_IF_ERROR(Profile(merge_layer_kinds));
     return std::move(result_);
   }
@@ -148,22 +151,6 @@ class CaseBench {
     return OkStatus();
   }
 
-  // A decode step behind others: the GPU has no reason to wait for the host.
-  Status TimeDevice() {
-    constexpr int kSteps = 12;
-    const auto timeline = device::MakeTimeline(device::DeviceKind::kCuda);
-    const model::StepShape shape = DecodeShape(result_.of, num_decodes_ / 2);
-    RETURN_IF_ERROR(bench_.Rewind(shape.context_tokens));
-    bench_.Prepare(shape);
-    for (int i = 0; i < kSteps; ++i) {
-      RETURN_IF_ERROR(bench_.Forward());
-      timeline->Mark(bench_.stream());
-    }
-    ASSIGN_OR_RETURN(const std::vector<double> times, timeline->Take());
-    result_.decode_device_us = Percentile(times, 0.5);
-    return OkStatus();
-  }
-
   Status Profile(bool merge_layer_kinds) {
     constexpr int kRepeats = 5;
     if (!chunks_.empty()) {
@@ -171,7 +158,9 @@ class CaseBench {
                        ProfileOperators(bench_, chunks_.back().shape, prefill_experts_, kRepeats));
     }
     if (num_decodes_ > 0) {
-      const model::StepShape shape = DecodeShape(result_.of, num_decodes_ / 2);
+      // One that completes no entries, as three of four.
+      model::StepShape shape = DecodeShape(result_.of, num_decodes_ / 2);
+      shape.context_tokens = shape.context_tokens / 4 * 4;
       RETURN_IF_ERROR(bench_.Rewind(shape.context_tokens));
       ASSIGN_OR_RETURN(result_.decode_operators,
                        ProfileOperators(bench_, shape, decode_experts_, kRepeats));

@@ -4,7 +4,9 @@
 #include <numeric>
 #include <set>
 
+#include "apps/fathom/bench/report.h"
 #include "base/check.h"
+#include "device/timeline.h"
 #include "model/dummy_kv_cache.h"
 
 namespace fathom::app {
@@ -232,6 +234,26 @@ Result<ExpertCounts> StepBench::CountExperts(const model::StepShape& shape, int 
   ExpertCounts counts;
   for (const auto& experts : chosen) counts.push_back(static_cast<int>(experts.size()));
   return counts;
+}
+
+Result<double> DecodeDeviceUs(StepBench& bench, int num_seqs, int64_t context) {
+  constexpr int kSteps = 12;
+  const auto timeline = device::MakeTimeline(device::DeviceKind::kCuda);
+  const int64_t most = bench.session().limits.max_model_len;
+  const int64_t contexts = std::min<int64_t>(4, most);
+  const int64_t first = std::min(context / 4 * 4, most - contexts);
+  double sum = 0;
+  for (int64_t at = first; at < first + contexts; ++at) {
+    RETURN_IF_ERROR(bench.Rewind(at));
+    bench.Prepare({.num_seqs = num_seqs, .context_tokens = at, .logits_rows = num_seqs});
+    for (int i = 0; i < kSteps; ++i) {
+      RETURN_IF_ERROR(bench.Forward());
+      timeline->Mark(bench.stream());
+    }
+    ASSIGN_OR_RETURN(const std::vector<double> times, timeline->Take());
+    sum += Percentile(times, 0.5);
+  }
+  return sum / static_cast<double>(contexts);
 }
 
 }  // namespace fathom::app

@@ -86,4 +86,8 @@ class StepBench {
   std::vector<int32_t> tokens_;  // of one sequence
 };
 
+// What a decode step of `num_seqs` sequences takes on the device when the host is ahead,
+// microseconds: the mean of the four at and about `context`, as every fourth completes entries.
+Result<double> DecodeDeviceUs(StepBench& bench, int num_seqs, int64_t context);
+
 }  // namespace fathom::app

@@ -16,7 +16,6 @@
 #include "apps/fathom/bench/step_gaps.h"
 #include "apps/fathom/local_engine.h"
 #include "base/clock.h"
-#include "device/timeline.h"
 
 namespace fathom::app {
 namespace {
@@ -151,22 +150,11 @@ Load WarmupOf(const Load& load) {
           .output_len = std::min(load.output_len, 8)};
 }
 
-// What a decode step of all requests takes on the device when the host is ahead; microseconds.
+// Of all requests; microseconds.
 Result<double> DeviceStep(const ThroughputOptions& options, const ModelSession& session) {
-  constexpr int kSteps = 12;
   const int64_t context = options.input_len + options.output_len / 2;
   ASSIGN_OR_RETURN(const auto bench, StepBench::Make(session, options.num_prompts, context + 1));
-  const auto timeline = device::MakeTimeline(device::DeviceKind::kCuda);
-  RETURN_IF_ERROR(bench->Rewind(context));
-  bench->Prepare({.num_seqs = options.num_prompts,
-                  .context_tokens = context,
-                  .logits_rows = options.num_prompts});
-  for (int i = 0; i < kSteps; ++i) {
-    RETURN_IF_ERROR(bench->Forward());
-    timeline->Mark(bench->stream());
-  }
-  ASSIGN_OR_RETURN(const std::vector<double> times, timeline->Take());
-  return Percentile(times, 0.5);
+  return DecodeDeviceUs(*bench, options.num_prompts, context);
 }
 
 json::Value Milliseconds(const std::vector<double>& seconds) {
