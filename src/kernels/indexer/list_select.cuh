@@ -1,11 +1,13 @@
 // The exact topk of a token's scores by several blocks, each of which holds a part of its entries:
-// higher score first, then the lower entry. A block tells the others the best of its part, a few
-// more than its share of topk, and the rank that all it has not told are below. All gather what was
-// told, and find the k-th of it: unless a block may have more of the best, these are the chosen
-// ones. Such blocks tell twice as many more, and so on: few can, as what they have told is among
-// the best already. What is told carries the launch's number (numbered_words.cuh), so nothing is
-// fenced or cleared. Equal scores cost rounds, never a longer list. Every block then emits its
-// chosen entries: their places are the numbers of chosen entries below. Device code only.
+// higher score first, then the lower entry. Parts are slices of a few entries in turn, as the best
+// lie together: what is near in a text scores alike. A block tells the others the best of its part,
+// some more than its share of topk, and the rank that all it has not told are below. All gather
+// what was told, a few ranks a thread, keep what may be among the best, and find the k-th: unless a
+// block may have more of the best, these are the chosen ones. Such blocks are few, as what they
+// have told is among the best already: they tell all that is not below the k-th so far, or as much
+// as there is room for, and so on. What is told carries the launch's number (numbered_words.cuh),
+// so nothing is fenced or cleared. Equal scores cost rounds, never a longer list. Every block then
+// emits its chosen entries: their places are the numbers of chosen entries below. Device code only.
 #pragma once
 
 #include "kernels/indexer/indexer_cuda.h"
@@ -15,7 +17,7 @@
 
 namespace fathom::kernels {
 
-inline constexpr int kMaxGathered = 4096;   // ranks of a round's lists, and the best before
+inline constexpr int kPartSlice = 16;       // entries next to each other of a part
 inline constexpr int kMaxListBlocks = 160;  // of all tokens
 
 // Three ranks, and the number with each half.
@@ -23,113 +25,125 @@ struct alignas(32) ToldRanks {
   uint4 high, low;
 };
 // Of one token, in device memory. Rounds have places of their own, as blocks may be a round behind.
-// What a block tells again is at most twice what it has told so far, all of which is among the best
-// topk: so the lists of later rounds together are at most some 5 topk long in the second, and 3 in
-// those behind, of which there are at most log2(topk) - 3.
+// The first has three of these a thread at most, later ones two. All that a block has told which
+// tells again is among the best topk, so there are at most topk / n of them when each has told n;
+// and with the room for 3,072 ranks each tells another 1,152 / n at least, or half of topk. So
+// rounds are at most eight, and their lists fit together, whatever the scores are.
 struct ToldLists {
-  static constexpr int kMostRounds = 12;
+  static constexpr int kMostRounds = 12, kMostTold = 8192;
   uint4 left[kMostRounds][kMaxListBlocks];  // high, low
-  ToldRanks ranks[2 * kMaxGathered];
+  ToldRanks ranks[kMostTold];
 };
 
 // Beside the scores.
 struct ListSelectShared {
-  int num_listed, num_candidates, num_best, before, list;
-  uint32_t most_left;  // of all lists, its high half
+  int num_listed, num_candidates, num_near, list;
+  uint32_t most_left, least_left;  // of all lists, their high halves
   int warp_sums[32];
 };
 // In memory that is free when the scores are there.
 struct ListSelectWorkspace {
-  static constexpr int kCandidates = 32;
-  uint32_t high[kMaxGathered], low[kMaxGathered];  // halves of gathered ranks
-  uint64_t list[kMaxIndexTopk * 3];                // what the block has told, and tells
-  uint64_t best[kMaxIndexTopk];
+  static constexpr int kNear = 4608, kCandidates = 32;
+  uint64_t list[kMaxIndexTopk * 3];  // what the block has told, and tells
+  uint64_t near[kNear];              // of what was told, all that may be chosen, in any order
   uint64_t candidates[kCandidates];
 };
 
-// By kThreads threads. The block is `part` of `parts` and holds scores[i - first] of entries
-// [first, end); the token has more than topk. `bins` counts their ScoreBin.
+// By kThreads threads. The block is `part` of `parts` and holds `count` scores, those of every
+// parts-th slice; the token has more than topk. `bins` counts their ScoreBin.
 template <int kThreads>
 class ListSelect {
  public:
-  __device__ ListSelect(ListSelectShared& shared, RankBins& bins, ListSelectWorkspace& workspace,
-                        const float* scores, int first, int end, int topk, int part, int parts,
-                        ToldLists& told, uint32_t number)
+  __device__ ListSelect(ListSelectShared& shared, RankBins<kThreads>& bins,
+                        ListSelectWorkspace& workspace, const float* scores, int count, int topk,
+                        int part, int parts, ToldLists& told, uint32_t number)
       : s_(shared),
         bins_(bins),
         w_(workspace),
         scores_(scores),
-        first_(first),
-        end_(end),
+        count_(count),
         topk_(topk),
+        part_(part),
+        parts_(parts),
         list_(part),
         lists_(parts),
         told_(told),
         number_(number) {
-    // Of entries in any order a block has its share of topk, and seldom five deviations more.
+    // Of entries in any order a block has its share of topk, and never nine deviations more; where
+    // the best lie together, it seldom has.
     const float mean = static_cast<float>(topk) / static_cast<float>(parts);
-    SizeLists(static_cast<int>(mean + 5 * sqrtf(mean)) + 2, kMaxGathered);
+    SizeLists(static_cast<int>(mean + kDeviations * sqrtf(mean)) + 2, kTriples * kThreads);
   }
 
   __device__ void Run(const Selected& selected) {
     if (threadIdx.x == 0) {
       s_.num_listed = 0;
-      Reset();
+      Reset(0xffffffffu);
     }
     __syncthreads();
-    if (end_ - first_ <= 3 * triples_) {
+    if (count_ <= 3 * triples_) {
       List(0);
     } else {
       const FoundBin found = bins_.Find(least_);
       ListBest(RankRange::OfBin(found.bin), found);
     }
-    int carried = 0;
-    Kth kth;
+    uint64_t kth;
 #pragma unroll 1
     while (true) {
       __syncthreads();
       if (list_ >= 0) Tell();
-      bins_.template Clear<kThreads>();
-      const uint64_t left = Gather(carried);
-      const int size = carried + 3 * triples_ * lists_;
+      bins_.Clear();
+      Ranks ranks;
+      const uint64_t left = Gather(ranks);
       __syncthreads();
-      kth = FindKth(size);
-      const bool open = static_cast<int>(threadIdx.x) < lists_ && left > kth.rank;
+      kth = FindKth(ranks);
+      const bool open = static_cast<int>(threadIdx.x) < lists_ && left > kth;
       if (__syncthreads_or(open) == 0) break;
-      carried = Reopen(open, size, kth.rank);
+      Reopen(open, kth);
     }
     Emit(kth, selected);
   }
 
  private:
   static constexpr int kWarps = kThreads / 32;
-  // Bins of gathered ranks, from the least that can be the k-th: 2,048 to a power of two.
-  static constexpr int kBinShift = 12;
-  static constexpr int kAnyEntry = 1 << 30;
-  // The topk-th of what is gathered, 0 where there are fewer; and how many of those before the
-  // block's entries are not worse.
-  struct Kth {
-    uint64_t rank;
-    int before;
+  static constexpr int kDeviations = 9;
+  static constexpr int kTriples = 3;  // that a thread gathers, in later rounds two
+  static_assert(3 * kTriples * kThreads <= ListSelectWorkspace::kNear);
+  static_assert(kMaxIndexTopk + 3 * (kTriples - 1) * kThreads <= ListSelectWorkspace::kNear);
+  // A thread tells three ranks, and the last what is left.
+  static_assert((kMaxIndexTopk + kMaxIndexTopk / 4 + 4) / 3 < kThreads);
+  // Bins of gathered ranks, from the least that can be the k-th: 4,096 to a power of two.
+  static constexpr int kBinShift = 11;
+  static constexpr int kAny = 1 << 30;
+  // Halves of those that the thread has gathered; empty ones are 0.
+  struct Ranks {
+    uint32_t high[3 * kTriples], low[3 * kTriples];
   };
 
+  // Lists of so many ranks or somewhat more, unless that is more triples than there is room for.
   __device__ void SizeLists(int least, int room) {
-    triples_ = min((least + least / 4 + 4) / 3, room / 3 / lists_);
+    least = min(least, topk_);
+    triples_ = min((least + least / 4 + 4) / 3, room / lists_);
     least_ = min(least, triples_ * 9 / 4);
   }
-  // Thread 0, before another round.
-  __device__ void Reset() {
-    s_.num_candidates = s_.num_best = s_.before = 0;
-    s_.most_left = 0;
+  // Thread 0, before another round; all that is carried is not below `least`.
+  __device__ void Reset(uint32_t least) {
+    s_.num_candidates = s_.num_near = 0;
+    s_.most_left = 0, s_.least_left = least;
   }
 
-  // body(rank) for those of the block that it has not told.
+  __device__ int EntryAt(int i) const {
+    return (i / kPartSlice * parts_ + part_) * kPartSlice + i % kPartSlice;
+  }
+  // body(rank) for those of the block from `low` on that it has not told.
   template <typename Body>
-  __device__ void ForEachUntold(const Body& body) const {
+  __device__ void ForEachUntold(uint64_t low, const Body& body) const {
 #pragma unroll 1
-    for (int i = first_ + static_cast<int>(threadIdx.x); i < end_; i += kThreads) {
-      const uint64_t rank = RankOf(scores_[i - first_], i);
-      if (rank <= left_) body(rank);
+    for (int i = threadIdx.x; i < count_; i += kThreads) {
+      const uint32_t ordered = OrderedKey(scores_[i]);
+      if (ordered < High(low)) continue;
+      const uint64_t rank = RankKey(ordered, EntryAt(i));
+      if (rank >= low && rank <= left_) body(rank);
     }
   }
   // Of these, the least_ best, or somewhat less, and no more than fit. found: where the last of
@@ -139,14 +153,12 @@ class ListSelect {
       return least_ - f.missing + f.count <= 3 * triples_;
     };
     const auto enough = [&](const FoundBin& f) { return fits(f) || 2 * f.missing <= least_; };
-    const auto untold = [&](const auto& body) { ForEachUntold(body); };
-    Narrow<kThreads>(bins_, range, found, end_, enough, untold);
+    const auto untold = [&](const auto& body) { ForEachUntold(range.low, body); };
+    Narrow(bins_, range, found, EntryAt(count_ - 1) + 1, enough, untold);
     List(fits(found) ? range.low : range.high + 1);
   }
   __device__ void List(uint64_t low) {
-    ForEachUntold([&](uint64_t rank) {
-      if (rank >= low) w_.list[atomicAdd(&s_.num_listed, 1)] = rank;
-    });
+    ForEachUntold(low, [&](uint64_t rank) { w_.list[atomicAdd(&s_.num_listed, 1)] = rank; });
     left_ = low == 0 ? 0 : low - 1;
   }
 
@@ -168,112 +180,128 @@ class ListSelect {
     }
   }
 
-  // All lists, behind `carried` ranks. Returns what is left of the thread's list, if it has one.
-  __device__ uint64_t Gather(int carried) {
-    constexpr int kAtOnce = 2;
+  // All lists. Returns what is left of the thread's list, if it has one.
+  __device__ uint64_t Gather(Ranks& ranks) const {
     const auto thread = static_cast<int>(threadIdx.x);
     const int size = lists_ * triples_;
+    const auto at = [&](int k) { return thread + k * kThreads; };
+    const auto exists = [&](int k) { return at(k) / 32 * 32 < size; };  // of any lane of the warp
+    ToldRanks told[kTriples];
     uint4 left;
-#pragma unroll 1
-    for (int begin = thread; __any_sync(0xffffffffu, begin < size); begin += kAtOnce * kThreads) {
-      ToldRanks told[kAtOnce];
-      bool there;
-      do {
+    bool there;
+    do {
 #pragma unroll
-        for (int k = 0; k < kAtOnce; ++k) {
-          const ToldRanks* const from = told_.ranks + base_ + min(begin + k * kThreads, size - 1);
-          told[k] = {LoadNumberedPacket(&from->high), LoadNumberedPacket(&from->low)};
-        }
-        left = LoadNumberedPacket(told_.left[round_] + min(thread, lists_ - 1));
-        there = left.w == number_;
-#pragma unroll
-        for (const ToldRanks& t : told) {
-          there = there && t.high.w == number_ && t.low.w == number_;
-        }
-      } while (!__all_sync(0xffffffffu, there));
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        const int i = begin + k * kThreads;
-        if (i >= size) continue;
-        uint32_t *const high = w_.high + carried + 3 * i, *const low = w_.low + carried + 3 * i;
-        high[0] = told[k].high.x, high[1] = told[k].high.y, high[2] = told[k].high.z;
-        low[0] = told[k].low.x, low[1] = told[k].low.y, low[2] = told[k].low.z;
+      for (int k = 0; k < kTriples; ++k) {
+        if (!exists(k)) continue;
+        const ToldRanks* const from = told_.ranks + base_ + min(at(k), size - 1);
+        told[k] = {LoadNumberedPacket(&from->high), LoadNumberedPacket(&from->low)};
       }
+      left = LoadNumberedPacket(told_.left[round_] + min(thread, lists_ - 1));
+      there = left.w == number_;
+#pragma unroll
+      for (int k = 0; k < kTriples; ++k) {
+        if (exists(k)) there = there && told[k].high.w == number_ && told[k].low.w == number_;
+      }
+    } while (!__all_sync(0xffffffffu, there));
+#pragma unroll
+    for (int k = 0; k < kTriples; ++k) {
+      const uint4 high = at(k) < size ? told[k].high : uint4{};
+      ranks.high[3 * k] = high.x, ranks.low[3 * k] = told[k].low.x;
+      ranks.high[3 * k + 1] = high.y, ranks.low[3 * k + 1] = told[k].low.y;
+      ranks.high[3 * k + 2] = high.z, ranks.low[3 * k + 2] = told[k].low.z;
     }
     if (thread / 32 * 32 >= lists_) return 0;
     const uint32_t most = __reduce_max_sync(0xffffffffu, left.x);
-    if (thread % 32 == 0) atomicMax(&s_.most_left, most);
+    const uint32_t least = __reduce_min_sync(0xffffffffu, left.x);
+    if (thread % 32 == 0) atomicMax(&s_.most_left, most), atomicMin(&s_.least_left, least);
     return RankOfHalves(left.x, left.y);
   }
 
-  // body(rank) for those of the gathered that are not below `low`.
+  // body(rank) for those that are near.
   template <typename Body>
-  __device__ void ForEachGathered(int size, uint64_t low, const Body& body) const {
+  __device__ void ForEachNear(const Body& body) const {
+    const int size = s_.num_near;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < size; i += kThreads) {
-      const uint32_t high = w_.high[i];
-      if (high < High(low)) continue;
-      const uint64_t rank = RankOfHalves(high, w_.low[i]);
-      if (rank >= low) body(rank);
+    for (int i = threadIdx.x; i < size; i += kThreads) body(w_.near[i]);
+  }
+  // Of the thread's ranks those with a high half from `least` on are near, too; bins of
+  // 2^(32 + shift) count all near ones.
+  __device__ void Keep(const Ranks& ranks, uint32_t least, int shift) {
+    const auto count = [&](uint32_t high) {
+      bins_.Count(static_cast<int>(min((high - least) >> shift, kRankBins - 1u)));
+    };
+    int keeps = 0, total, place = 0;
+#pragma unroll
+    for (const uint32_t high : ranks.high) {
+      if (high >= least) ++keeps, count(high);
+    }
+    const int before = WarpExclusiveSum(keeps, total);
+    if (threadIdx.x % 32 == 0 && total > 0) place = atomicAdd(&s_.num_near, total);
+    place = __shfl_sync(0xffffffffu, place, 0) + before;
+#pragma unroll
+    for (int i = 0; i < 3 * kTriples; ++i) {
+      if (ranks.high[i] >= least) w_.near[place++] = RankOfHalves(ranks.high[i], ranks.low[i]);
+    }
+#pragma unroll 1
+    for (int i = threadIdx.x; i < carried_; i += kThreads) {
+      if (const uint32_t high = High(w_.near[i]); high >= least) count(high);
     }
   }
 
-  // All of the block's warps find the same.
-  __device__ Kth FindKth(int size) {
-    const uint32_t least = max(s_.most_left, 1u);
+  // The topk-th of what was told, 0 where that is less. All of the block's warps find the same.
+  __device__ uint64_t FindKth(const Ranks& ranks) {
+    // Most often the k-th is above what anybody has left; at least it is above what somebody has.
+    const uint32_t most = max(s_.most_left, 1u), lowest = min(max(s_.least_left, 1u), most);
+    uint32_t least = most;
+    int shift = kBinShift;
+    FoundBin found;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < size; i += kThreads) {
-      const uint32_t high = w_.high[i];
-      if (high >= least) bins_.Count(min((high - least) >> kBinShift, kRankBins - 1u));
+    while (true) {
+      Keep(ranks, least, shift);
+      __syncthreads();
+      found = bins_.Find(topk_);
+      if (found.missing <= found.count || least == lowest) break;
+      least = lowest, shift = max(0, 32 - __clz(static_cast<int>(most - least)) - 12);
+      __syncthreads();
+      bins_.Clear();
+      if (threadIdx.x == 0) s_.num_near = carried_;
+      __syncthreads();
     }
-    __syncthreads();
-    FoundBin found = bins_.Find(topk_);
-    RankRange range{RankOfHalves(least, 0), ~uint64_t{0}};
-    if (found.missing > found.count) {
-      range = {1, range.low - 1}, found = {0, found.missing - found.count, size};
-    } else if (found.bin < kRankBins - 1) {
-      range = range.Bin(found.bin, 32 + kBinShift);
-    } else {
-      range.low += static_cast<uint64_t>(found.bin) << (32 + kBinShift);
-    }
+    if (found.missing > found.count) return 0;
+    const auto bin = static_cast<uint32_t>(found.bin);
+    RankRange range{RankOfHalves(least + (bin << shift), 0), ~uint64_t{0}};
+    if (bin < kRankBins - 1) range.high = range.low + (uint64_t{1} << (32 + shift)) - 1;
     const auto few = [](const FoundBin& f) { return f.count <= ListSelectWorkspace::kCandidates; };
-    const auto gathered = [&](const auto& body) { ForEachGathered(size, range.low, body); };
-    Narrow<kThreads>(bins_, range, found, kAnyEntry, few, gathered);
-    int before = 0;
-    gathered([&](uint64_t rank) {
-      if (rank <= range.high) {
-        w_.candidates[atomicAdd(&s_.num_candidates, 1)] = rank;
-      } else {
-        before += EntryOf(rank) < first_;
-      }
+    Narrow(bins_, range, found, kAny, few, [&](const auto& body) { ForEachNear(body); });
+    ForEachNear([&](uint64_t rank) {
+      if (range.Contains(rank)) w_.candidates[atomicAdd(&s_.num_candidates, 1)] = rank;
     });
-    before = __reduce_add_sync(0xffffffffu, before);
-    if (threadIdx.x % 32 == 0) atomicAdd(&s_.before, before);
     __syncthreads();
-    const int lane = threadIdx.x % 32;
-    const uint64_t rank = lane < s_.num_candidates ? w_.candidates[lane] : 0;
+    const int lane = threadIdx.x % 32, count = s_.num_candidates;
+    const uint64_t rank = lane < count ? w_.candidates[lane] : 0;
     int above = 0;
 #pragma unroll 1
-    for (int i = 0; i < s_.num_candidates; ++i) {
-      above += __shfl_sync(0xffffffffu, rank, i) > rank;
-    }
-    const uint32_t last = __ballot_sync(0xffffffffu, rank != 0 && above == found.missing - 1);
-    const uint64_t kth = last == 0 ? 0 : __shfl_sync(0xffffffffu, rank, __ffs(last) - 1);
-    const bool adds = rank != 0 && rank >= kth && EntryOf(rank) < first_;
-    return {kth, s_.before + __popc(__ballot_sync(0xffffffffu, adds))};
+    for (int i = 0; i < count; ++i) above += w_.candidates[i] > rank;
+    const uint32_t last = __ballot_sync(0xffffffffu, lane < count && above == found.missing - 1);
+    return __shfl_sync(0xffffffffu, rank, __ffs(static_cast<int>(last)) - 1);
   }
 
-  // Another round, of the lists that are open. Returns how many of the best it goes on with.
-  __device__ int Reopen(bool open, int size, uint64_t kth) {
+  // Another round, of the lists that are open, with the best before.
+  __device__ void Reopen(bool open, uint64_t kth) {
     const auto thread = static_cast<int>(threadIdx.x);
-    ForEachGathered(size, max(kth, uint64_t{1}),
-                    [&](uint64_t rank) { w_.best[atomicAdd(&s_.num_best, 1)] = rank; });
     int total;
-    const int place = BlockScan<kWarps>(open, s_.warp_sums, total);
-    if (thread == list_) s_.list = open ? place : -1;
-    const int best = s_.num_best;
-    for (int i = thread; i < best; i += kThreads) {
-      w_.high[i] = High(w_.best[i]), w_.low[i] = Low(w_.best[i]);
+    const int list = BlockScan<kWarps>(open, s_.warp_sums, total);
+    if (thread == list_) s_.list = open ? list : -1;
+    const int size = s_.num_near;
+    carried_ = 0;
+#pragma unroll 1
+    for (int begin = 0; begin < size; begin += kThreads) {
+      const uint64_t rank = begin + thread < size ? w_.near[begin + thread] : 0;
+      const bool keeps = rank != 0 && rank >= kth;
+      int kept;
+      const int place = BlockScan<kWarps>(keeps, s_.warp_sums, kept);
+      if (keeps) w_.near[carried_ + place] = rank;
+      carried_ += kept;
     }
     __syncthreads();
     told_before_ = s_.num_listed;
@@ -281,36 +309,42 @@ class ListSelect {
     ++round_;
     if (list_ >= 0) list_ = s_.list;
     lists_ = total;
-    SizeLists(min(2 * least_, topk_), kMaxGathered - topk_);
+    SizeLists(topk_, (kTriples - 1) * kThreads);
     __syncthreads();
-    if (thread == 0) Reset();
-    if (list_ >= 0) ListBest({0, left_}, {0, least_, end_ - first_});
-    return best;
+    if (thread == 0) {
+      Reset(High(kth));
+      s_.num_near = carried_;
+    }
+    if (list_ < 0) return;
+    int better = 0, num_better;
+    ForEachUntold(kth + 1, [&](uint64_t) { ++better; });
+    BlockScan<kWarps>(better, s_.warp_sums, num_better);
+    ListBest({kth + 1, left_}, {0, least_, num_better});
   }
 
-  // Ascending, behind those of the parts before: a warp for each that the block has told.
-  __device__ void Emit(const Kth& kth, const Selected& selected) const {
-    const int lane = threadIdx.x % 32, count = s_.num_listed;
+  // Ascending: a warp for each that the block has told.
+  __device__ void Emit(uint64_t kth, const Selected& selected) const {
+    const int lane = threadIdx.x % 32, count = s_.num_listed, near = s_.num_near;
 #pragma unroll 1
     for (int i = threadIdx.x / 32; i < count; i += kWarps) {
       const uint64_t rank = w_.list[i];
-      if (rank < kth.rank) continue;
-      int place = kth.before;
-#pragma unroll 1
-      for (int k = lane; k < (count + 31) / 32 * 32; k += 32) {
-        const uint64_t other = k < count ? w_.list[k] : 0;
-        const bool below = other >= kth.rank && EntryOf(other) < EntryOf(rank);
-        place += __popc(__ballot_sync(0xffffffffu, below));
+      if (rank < kth) continue;
+      int below = 0;
+#pragma unroll 4
+      for (int k = lane; k < near; k += 32) {
+        const uint64_t other = w_.near[k];
+        below += other >= kth && Low(other) > Low(rank);
       }
-      if (lane == 0) selected.Store(place, EntryOf(rank));
+      below = __reduce_add_sync(0xffffffffu, below);
+      if (lane == 0) selected.Store(below, EntryOf(rank));
     }
   }
 
   ListSelectShared& s_;
-  RankBins& bins_;  // of the block's entries; then, of what is gathered
+  RankBins<kThreads>& bins_;  // of the block's entries; then, of what is gathered
   ListSelectWorkspace& w_;
   const float* scores_;
-  const int first_, end_, topk_;
+  const int count_, topk_, part_, parts_;
   int list_;                      // the block's, of the round's; -1: none
   int lists_;                     // of the round
   int triples_;                   // of each list
@@ -318,6 +352,7 @@ class ListSelect {
   uint64_t left_ = ~uint64_t{0};  // the block has told all above
   int told_before_ = 0;           // in earlier rounds
   int round_ = 0, base_ = 0;      // where its lists begin
+  int carried_ = 0;               // near ones of the rounds before
   ToldLists& told_;
   const uint32_t number_;
 };

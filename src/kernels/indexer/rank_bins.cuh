@@ -1,6 +1,6 @@
 // Counts of ranks (ranks.cuh) in bins, in shared memory, and narrowing a range of ranks to few by
-// them. Bins are counted one by one and 64 at a time, so that each warp finds the bin of the k-th
-// for itself. Device code only.
+// them. A warp sums its bins, so that one finds the k-th among its own: what is counted costs one
+// addition, and all warps looking for it would queue for the shuffles. Device code only.
 #pragma once
 
 #include "kernels/indexer/ranks.cuh"
@@ -8,63 +8,60 @@
 namespace fathom::kernels {
 
 // The bin in which the count from the top reaches what was wanted: of its `count`, the `missing`
-// best are within that. Where there are fewer in all bins than wanted, count < missing.
+// best are within that. Where there are fewer in all bins than wanted: the lowest bin, and count <
+// missing.
 struct FoundBin {
   int bin, missing, count;
 };
-// Of 64 counts. Lane l of the warp has the pair of bins 62 - 2 l and 63 - 2 l.
-__device__ __forceinline__ FoundBin FindOf64(int2 two, int wanted) {
-  const int first = 62 - 2 * static_cast<int>(threadIdx.x % 32);
-  const int above = WarpInclusiveSum(two.x + two.y) - two.x - two.y;
-  const bool upper = above + two.y >= wanted;
-  const int missing = wanted - above - (upper ? 0 : two.y), count = upper ? two.y : two.x;
-  const int at = 31 - __clz(static_cast<int>(__ballot_sync(0xffffffffu, above < wanted)));
-  return {__shfl_sync(0xffffffffu, first + (upper ? 1 : 0), at),
-          __shfl_sync(0xffffffffu, missing, at), __shfl_sync(0xffffffffu, count, at)};
-}
-// The lane's pair.
-__device__ __forceinline__ int2 PairOf64(const int* counts) {
-  return reinterpret_cast<const int2*>(counts)[31 - threadIdx.x % 32];
-}
 
+// Of a block of kThreads threads; all of them call these.
+template <int kThreads>
 struct RankBins {
-  static constexpr int kCopies = 8;
+  static constexpr int kWarps = kThreads / 32;
+  static constexpr int kOwn = kRankBins / kThreads;  // of a thread
+  static_assert(kRankBins % kThreads == 0 && kOwn % 4 == 0 && kWarps <= 32);
 
   alignas(16) int bins[kRankBins];
-  alignas(8) int sums[kCopies][64];  // as most ranks are in few of them, several of each
+  int warp_sums[kWarps];
+  FoundBin found;
 
-  // By all kThreads threads of a block. A __syncthreads has to follow.
-  template <int kThreads>
+  // A __syncthreads has to follow.
   __device__ void Clear() {
-#pragma unroll 1
+#pragma unroll
     for (int i = threadIdx.x; i < kRankBins / 4; i += kThreads) {
       reinterpret_cast<int4*>(bins)[i] = int4{0, 0, 0, 0};
     }
-#pragma unroll 1
-    for (int i = threadIdx.x; i < kCopies * 64; i += kThreads) sums[0][i] = 0;
   }
-  // with_sum: where Find will be asked.
-  __device__ void Count(int bin, bool with_sum = true) {
-    atomicAdd(bins + bin, 1);
-    if (with_sum) atomicAdd(&sums[threadIdx.x / 4 % kCopies][bin / 64], 1);
-  }
+  __device__ void Count(int bin) { atomicAdd(bins + bin, 1); }
 
-  __device__ FoundBin Find(int wanted) const {
-    int2 two{0, 0};
+  // When all have been counted. Nothing is cleared before another __syncthreads.
+  __device__ FoundBin Find(int wanted) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    // Downwards: lane 0 has the top of a warp's.
+    const int first = (warp * 32 + 31 - lane) * kOwn;
+    int counts[kOwn], sum = 0;
 #pragma unroll
-    for (const auto& copy : sums) {
-      const int2 part = PairOf64(copy);
-      two.x += part.x, two.y += part.y;
+    for (int i = 0; i < kOwn; i += 4) {
+      const int4 four = reinterpret_cast<const int4*>(bins)[(first + i) / 4];
+      counts[i] = four.x, counts[i + 1] = four.y, counts[i + 2] = four.z, counts[i + 3] = four.w;
+      sum += four.x + four.y + four.z + four.w;
     }
-    // Of sums, then of bins: the same few instructions, which are fetched once.
-    FoundBin found{0, wanted, 0};
-    int group = 0;
-#pragma unroll 1
-    for (int level = 0; level < 2; ++level) {
-      found = FindOf64(two, found.missing);
-      if (level == 0) group = found.bin, two = PairOf64(bins + group * 64);
+    const int through = WarpInclusiveSum(sum);
+    if (lane == 31) warp_sums[warp] = through;
+    __syncthreads();
+    const int others = lane < kWarps ? warp_sums[lane] : 0;
+    const int total = __reduce_add_sync(0xffffffffu, others);
+    const int above = __reduce_add_sync(0xffffffffu, lane > warp ? others : 0);
+    if (total < wanted) return {0, wanted - total + bins[0], bins[0]};
+    int missing = wanted - above - (through - sum);
+    if (missing > 0 && missing <= sum) {
+#pragma unroll
+      for (int i = kOwn - 1; i >= 0; --i) {
+        if (missing > 0 && missing <= counts[i]) found = {first + i, missing, counts[i]};
+        missing -= counts[i];
+      }
     }
-    found.bin += group * 64;
+    __syncthreads();
     return found;
   }
 };
@@ -73,14 +70,14 @@ struct RankBins {
 // is left. for_each(body): body(rank) for the thread's ranks, of entries below num_entries. By all
 // kThreads threads of a block.
 template <int kThreads, typename Enough, typename ForEach>
-__device__ inline void Narrow(RankBins& bins, RankRange& range, FoundBin& found, int num_entries,
-                              const Enough& enough, const ForEach& for_each) {
+__device__ inline void Narrow(RankBins<kThreads>& bins, RankRange& range, FoundBin& found,
+                              int num_entries, const Enough& enough, const ForEach& for_each) {
 #pragma unroll 1
   while (!enough(found)) {
     range = range.Without(num_entries);
     const int shift = range.ShiftForBins(kRankBins);
     __syncthreads();
-    bins.Clear<kThreads>();
+    bins.Clear();
     __syncthreads();
     for_each([&](uint64_t rank) {
       if (range.Contains(rank)) bins.Count(static_cast<int>((rank - range.low) >> shift));

@@ -1,11 +1,12 @@
 // Scores and selection of a step of few tokens in one launch: a token's entries are shared out
-// among the blocks of a grid row, all of which run at once. A block scores its part on the tensor
-// cores (keys are the rows of wgmma, heads its columns; a warpgroup takes tiles of 64 keys), keeps
-// the scores in shared memory where they fit, and selects with the others (list_select.cuh), or
-// alone (rank_select.cuh). Keys are copied before the wait: the kernel before the last one has
-// written them. Where the blocks make the queries themselves, weights are, and the keys come when
-// these are multiplied: a block has half of a head, and the first block of each two, a cluster,
-// tells all blocks the head's query (query_tile.cuh, query_packets.cuh). Device code only.
+// among the blocks of a grid row, slices of 16 in turn; all of these run at once. A block scores
+// its part on the tensor cores (keys are the rows of wgmma, heads its columns; a warpgroup takes
+// tiles of 64 keys), keeps the scores in shared memory where they fit, and selects with the others
+// (list_select.cuh), or alone (rank_select.cuh). Keys are copied before the wait: the kernel before
+// the last one has written them. Where the blocks make the queries themselves, weights are, and the
+// keys come when these are multiplied: a block has half of a head, and the first block of each two,
+// a cluster, tells all blocks the head's query (query_tile.cuh, query_packets.cuh). Device code
+// only.
 #pragma once
 
 #include "kernels/aligned_shared.cuh"
@@ -18,6 +19,7 @@
 
 namespace fathom::kernels {
 
+inline constexpr int kTileSlices = kIndexTile / kPartSlice;  // of a page, too
 inline constexpr int kDecodeGroups = kSelectThreads / 128;
 // A block alone selects from this many; from more, blocks of at least kEntriesOfPart each.
 inline constexpr int kEntriesOfOneBlock = 2048, kEntriesOfPart = 512;
@@ -35,6 +37,28 @@ struct SelectDecodeParams {
   ToldLists* lists = nullptr;  // [num_tokens], where a token has several blocks
 };
 
+// The slices of a token's entries that are this block's: blockIdx.x and every parts-th behind it.
+// Four that follow each other in the part are a tile.
+struct PartSlices {
+  int parts, count;
+
+  PartSlices() = default;
+  __device__ PartSlices(int visible, int num_parts)
+      : parts(num_parts), count((NumSlices(visible) - Part() + num_parts - 1) / num_parts) {}
+  __device__ static int NumSlices(int entries) { return (entries + kPartSlice - 1) / kPartSlice; }
+  __device__ static int Part() { return static_cast<int>(blockIdx.x); }
+  __device__ int NumTiles() const { return (count + kTileSlices - 1) / kTileSlices; }
+  __device__ int At(int i) const { return i * parts + Part(); }
+  // Of `visible` ones those of the part, and those of the parts before.
+  __device__ int NumEntries(int visible) const {
+    return (count - 1) * kPartSlice + min(kPartSlice, visible - At(count - 1) * kPartSlice);
+  }
+  __device__ int NumBefore(int visible) const {
+    const int slices = NumSlices(visible);
+    return (Part() * (slices / parts) + min(Part(), slices % parts)) * kPartSlice;
+  }
+};
+
 // Keys of a group that are on their way or in use, stages * IndexPageBytes for each; part_words
 // words of bits and shared_entries scores follow.
 struct alignas(1024) SelectDecodeShared {
@@ -42,84 +66,79 @@ struct alignas(1024) SelectDecodeShared {
   uint2 fold_table[kFoldTable];
   uint64_t full[kDecodeGroups][kMaxSelectStages];
   QueryTileShared query_tile;
-  RankBins bins;
+  RankBins<kSelectThreads> bins;
   union {
     RankSelectShared rank;
     ListSelectShared list;
   };
   // The block's, kept here while it scores.
   struct Part {
-    int parts, first, end;  // entries
+    PartSlices slices;
+    int entries;
     float* scores;
     uint32_t number;
   } part;
 };
 
-// One warpgroup's tiles of a block's part: every kDecodeGroups-th from the first. Pages of keys are
-// copied to shared memory, several ahead, and become operands of wgmma in registers: warps need
-// not meet, but where a stage is filled again.
+// One warpgroup's tiles of a block's part: every kDecodeGroups-th from the first. Slices of pages
+// of keys are copied to shared memory, several tiles ahead, where a tile is as a page, and become
+// operands of wgmma in registers: warps need not meet, but where a stage is filled again.
 template <config::IndexKeyDType kType>
 class DecodeScorer {
  public:
-  // Tiles [first, end) of the part, entries [.., num_entries) of the token. `pages`: the block's
-  // stages.
+  // `pages`: the block's stages.
   __device__ DecodeScorer(const SelectDecodeParams& params, SelectDecodeShared& shared,
-                          uint8_t* pages, int token, int first, int end, int num_entries,
-                          float* scores, bool sums)
+                          uint8_t* pages, int token, const PartSlices& slices)
       : keys_(params.in.keys),
         s_(shared),
         table_(params.in.batch.block_tables +
                int64_t{params.in.batch.token_seq[token]} * params.in.batch.max_blocks),
-        first_(first),
-        end_(end),
-        num_entries_(num_entries),
-        stages_(params.stages),
-        scores_(scores),
-        sums_(sums) {
-    group_ = threadIdx.x / 128;
-    thread_ = threadIdx.x % 128;
-    pages_ = pages + group_ * stages_ * kPageBytes;
-    stage_ = thread_ / 32 + thread_ % 32 * 4;
-    if (stage_ >= stages_) return;
-    const int tile = first_ + group_ + stage_ * kDecodeGroups;
-    page_ = PageOf(tile), next_page_ = PageOf(tile + stages_ * kDecodeGroups);
+        stages_(params.stages) {
+    pages_ = pages + group() * stages_ * kPageBytes;
+    if (stage() >= stages_) return;
+    const int tile = group() + stage() * kDecodeGroups;
+    place_ = PlaceOf(slices, tile);
+    next_place_ = PlaceOf(slices, tile + stages_ * kDecodeGroups);
   }
 
   // Before the wait: the first tiles' keys.
   __device__ void Prefetch() {
-    if (stage_ >= stages_) return;
-    BarrierInit(s_.full[group_] + stage_, 1);
-    BarrierInitFence();
-    if (page_ >= 0 && stage_ < kFirstStages) Copy(page_);
+    if (stage() < stages_ && slice() == 0) {
+      BarrierInit(s_.full[group()] + stage(), kTileSlices);
+      BarrierInitFence();
+    }
+    __syncwarp();
+    if (stage() < kFirstStages && stage() < stages_) Copy(place_);
   }
   // When the queries are there, which do not queue behind all keys. Run comes after a
   // __syncthreads.
   __device__ void PrefetchRest() {
-    if (stage_ >= kFirstStages && stage_ < stages_ && page_ >= 0) Copy(page_);
+    if (stage() >= kFirstStages && stage() < stages_) Copy(place_);
   }
 
-  // Scores into scores[entry - 64 first], counted in the bins.
+  // Of the block's part its scores, slice behind slice, counted in the bins.
   __device__ void Run() {
+    const int num_tiles = s_.part.slices.NumTiles();
     const DecodeWeights weights(s_.queries);
     const uint64_t queries = SmemDescriptor(SharedAddress(s_.queries.codes));
-    int stage = 0;
+    int from = 0;
     uint32_t parity = 0;
     // Not unrolled: most steps run it a few times, and fetching instructions takes longer.
 #pragma unroll 1
-    for (int tile = first_ + group_; tile < end_; tile += kDecodeGroups) {
-      BarrierWait(s_.full[group_] + stage, parity);
+    for (int tile = group(); tile < num_tiles; tile += kDecodeGroups) {
+      BarrierWait(s_.full[group()] + from, parity);
       IndexKeyRows<kType> keys;
-      keys.Load(pages_ + stage * kPageBytes, s_.fold_table, row(), thread_ % 4);
+      keys.Load(pages_ + from * kPageBytes, s_.fold_table, row(), thread() % 4);
       const int next = tile + stages_ * kDecodeGroups;
-      if (next < end_) {
-        NamedBarrier(1 + group_, 128);  // all have read the page
-        if (stage_ == stage) {
-          Copy(next_page_);
-          next_page_ = PageOf(next + stages_ * kDecodeGroups);
+      if (next < num_tiles) {
+        NamedBarrier(1 + group(), 128);  // all have read the tile
+        if (stage() == from) {
+          Copy(next_place_);
+          next_place_ = PlaceOf(s_.part.slices, next + stages_ * kDecodeGroups);
         }
       }
       Score(tile, keys, queries, weights);
-      if (++stage == stages_) stage = 0, parity ^= 1;
+      if (++from == stages_) from = 0, parity ^= 1;
     }
   }
 
@@ -127,33 +146,48 @@ class DecodeScorer {
   static constexpr int kPageBytes = IndexPageBytes(kType);
   static constexpr int kFirstStages = 2;
 
-  __device__ int PageOf(int tile) const { return tile < end_ ? table_[tile] : -1; }
-  __device__ void Copy(int page) {
-    uint64_t* const full = s_.full[group_] + stage_;
-    BarrierExpectBytes(full, kPageBytes);
-    BulkCopyOnce(pages_ + stage_ * kPageBytes, EntryAt(keys_, page, 0).data, kPageBytes, full);
+  static constexpr int kScaleBytes = 4 * kPartSlice;
+  static constexpr int kCodeBytes = kPageBytes / kTileSlices - kScaleBytes;
+
+  __device__ static int group() { return static_cast<int>(threadIdx.x) / 128; }
+  __device__ static int thread() { return static_cast<int>(threadIdx.x) % 128; }
+  // That the thread fills a slice of, one of each warp first.
+  __device__ static int stage() { return thread() / 32 + thread() % 32 / kTileSlices * 4; }
+  __device__ static int slice() { return thread() % kTileSlices; }  // that the thread copies
+  // Where the thread's slice of the part's tile is: page and quarter. -1: nowhere.
+  __device__ int PlaceOf(const PartSlices& slices, int tile) const {
+    const int i = tile * kTileSlices + slice();
+    if (i >= slices.count) return -1;
+    const int at = slices.At(i);
+    return table_[at / kTileSlices] * kTileSlices + at % kTileSlices;
   }
-  __device__ int row() const { return thread_ / 32 * 16 + thread_ % 32 / 4; }
+  __device__ void Copy(int place) {
+    uint64_t* const full = s_.full[group()] + stage();
+    if (place < 0) return BarrierArrive(full);
+    BarrierExpectBytes(full, kCodeBytes + kScaleBytes);
+    const DeviceEntry from = EntryAt(keys_, place / kTileSlices, place % kTileSlices * kPartSlice);
+    uint8_t* const to = pages_ + stage() * kPageBytes;
+    BulkCopyOnce(to + slice() * kCodeBytes, from.data, kCodeBytes, full);
+    BulkCopyOnce(to + kTileSlices * kCodeBytes + slice() * kScaleBytes, from.scales, kScaleBytes,
+                 full);
+  }
+  __device__ static int row() { return thread() / 32 * 16 + thread() % 32 / 4; }
 
   __device__ void Score(int tile, IndexKeyRows<kType>& keys, uint64_t queries,
                         const DecodeWeights& weights) {
     const float score = ScoreKeyRows(keys, queries, weights);
-    const int entry = tile * kIndexTile + row() + thread_ % 2 * 8;
-    if (thread_ % 4 >= 2 || entry >= num_entries_) return;
-    scores_[entry - first_ * kIndexTile] = score;
-    s_.bins.Count(ScoreBin(score), sums_);
+    const int place = tile * kIndexTile + row() + thread() % 2 * 8;
+    if (thread() % 4 >= 2 || place >= s_.part.entries) return;
+    s_.part.scores[place] = score;
+    s_.bins.Count(ScoreBin(score));
   }
 
   const PagedEntries& keys_;
   SelectDecodeShared& s_;
   const int32_t* table_;
-  int first_, end_, num_entries_, stages_;
-  float* scores_;
-  bool sums_;
+  int stages_;
   uint8_t* pages_;
-  int group_, thread_;
-  int stage_;                       // the one that this thread fills, one of each warp first
-  int page_ = -1, next_page_ = -1;  // with these pages
+  int place_ = -1, next_place_ = -1;  // of what the thread copies to its stage
 };
 
 // 16 warps, four heads each.
@@ -215,15 +249,15 @@ __global__ void __maxnreg__(SelectRegisters(kMakesQueries))
     for (int i = threadIdx.x; i < visible; i += kSelectThreads) selected.Store(i, i);
     return;
   }
-  const int tiles = (visible + kIndexTile - 1) / kIndexTile, each = (tiles + parts - 1) / parts;
-  const int first = min(part * each, tiles), end = min(first + each, tiles);
+  const PartSlices slices(visible, parts);  // of a block that only makes queries not used
+  const int entries = slices.NumEntries(visible);
   auto* const bits = reinterpret_cast<uint32_t*>(pages + p.page_bytes);
-  float* scores = each * kIndexTile <= p.shared_entries
+  float* scores = entries <= p.shared_entries
                       ? reinterpret_cast<float*>(bits + p.part_words)
-                      : p.scores + token * p.stride + first * kIndexTile;
-  DecodeScorer<kType> scorer(p, shared, pages, token, first, end, visible, scores, parts > 1);
+                      : p.scores + token * p.stride + slices.NumBefore(visible);
+  DecodeScorer<kType> scorer(p, shared, pages, token, slices);
   if (threadIdx.x < kFoldTable) shared.fold_table[threadIdx.x] = FoldedCodes(threadIdx.x);
-  shared.bins.template Clear<kSelectThreads>();
+  shared.bins.Clear();
   if constexpr (kMakesQueries) {
     const IndexAngles<32> angles(p.in, token, threadIdx.x % 32);
     if (threadIdx.x < 32 && tile.exists()) tile.KeepScales();
@@ -250,21 +284,20 @@ __global__ void __maxnreg__(SelectRegisters(kMakesQueries))
   scorer.PrefetchRest();
   if (threadIdx.x == 0) {
     if (part == 0) p.in.counts[token] = p.in.topk;
-    shared.part = {parts, min(first * kIndexTile, visible), min(end * kIndexTile, visible), scores,
-                   number};
+    shared.part = {slices, entries, scores, number};
   }
   __syncthreads();
   scorer.Run();
   const SelectDecodeShared::Part& own = shared.part;
   const Selected selected = SelectedOf<kMakesQueries>(p.in, token, own.number);
-  if (own.parts == 1) {
+  if (own.slices.parts == 1) {
     RankSelect(shared.rank, shared.bins.bins, reinterpret_cast<uint32_t*>(pages + p.page_bytes),
-               own.scores, own.end, p.in.topk)
+               own.scores, own.entries, p.in.topk)
         .Run(selected);
   } else {
     ListSelect<kSelectThreads>(
         shared.list, shared.bins, *reinterpret_cast<ListSelectWorkspace*>(pages), own.scores,
-        own.first, own.end, p.in.topk, part, own.parts, p.lists[token], own.number)
+        own.entries, p.in.topk, part, own.slices.parts, p.lists[token], own.number)
         .Run(selected);
   }
 }
