@@ -27,8 +27,8 @@ struct alignas(32) ToldRanks {
 // Of one token, in device memory. Rounds have places of their own, as blocks may be a round behind.
 // The first has three of these a thread at most, later ones two. All that a block has told which
 // tells again is among the best topk, so there are at most topk / n of them when each has told n;
-// and with the room for 3,072 ranks each tells another 1,152 / n at least, or half of topk. So
-// rounds are at most eight, and their lists fit together, whatever the scores are.
+// and with the room for 3,072 ranks, 3 topk or more, each tells another n at least, or half of
+// topk. So rounds are at most eight, and their lists fit together, whatever the scores are.
 struct ToldLists {
   static constexpr int kMostRounds = 12, kMostTold = 8192;
   uint4 left[kMostRounds][kMaxListBlocks];  // high, low
