@@ -12,6 +12,22 @@ __device__ inline uint32_t SharedAddress(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
+// The lanes of a warp before this one.
+__device__ __forceinline__ uint32_t LanesBelow() {
+  uint32_t mask;
+  asm("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
+  return mask;
+}
+// As atomicAdd, by one lane or few: no instructions that add up lanes first.
+__device__ __forceinline__ int AddShared(int* to, int value) {
+  int before;
+  asm volatile("atom.shared.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(SharedAddress(to)), "r"(value)
+               : "memory");
+  return before;
+}
+
 __device__ inline void BarrierInit(uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)),
                "r"(arrivals));

@@ -41,8 +41,9 @@ class AttentionPass : CudaPass {
     InputProducts();
     if (share_.is_share()) ranks_.GatherKeys(share_, layer_.idx, w_);
     kernels::CudaGemmParams products = QueryProducts();
-    const bool alone = !share_.is_share() && kernels::AreQueriesAlone(products);
-    const Selected selected = WhenSelected(products, alone);
+    const Selected selected = WhenSelected(products);
+    const bool alone = selected != Selected::kWithQueries && !share_.is_share() &&
+                       kernels::AreQueriesAlone(products);
     if (selected == Selected::kBesideQueries) {
       products.problems[0].output = GemmOutput::kNumbered;
       products.problems[0].y = ws_.index_words;
@@ -132,12 +133,10 @@ class AttentionPass : CudaPass {
   }
 
   // As early as may be.
-  Selected WhenSelected(const kernels::CudaGemmParams& products, bool alone) const {
+  Selected WhenSelected(const kernels::CudaGemmParams& products) const {
     const int heads = c_.index_num_heads, entries = share_.max_entries;
     if (!scoring_) return Selected::kBehindQueries;
-    if (!alone && kernels::MakesIndexQueries(products, heads, entries)) {
-      return Selected::kWithQueries;
-    }
+    if (kernels::MakesIndexQueries(products, heads, entries)) return Selected::kWithQueries;
     return entries > c_.index_topk && kernels::AwaitsWords(products, heads, entries)
                ? Selected::kBesideQueries
                : Selected::kBehindQueries;
@@ -162,6 +161,7 @@ class AttentionPass : CudaPass {
         kernels::CudaIndexSelectParams{
             .batch = share_.batch,
             .any_scoring = share_.any_index_scoring,
+            .prefill = share_.prefill,
             .q = ws_.index_q,
             .product = product,
             .query_packets = ws_.query_packets,

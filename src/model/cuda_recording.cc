@@ -40,10 +40,11 @@ void CudaRecording::TakeIndex(const CudaStep& step, int layer) const {
   const auto tokens = static_cast<size_t>(step.batch.num_tokens);
   const auto counts = Fetch(ws_.num_selected, tokens, *step.stream);
   const auto topk = static_cast<size_t>(c_.index_topk);
-  const auto selected = Fetch(ws_.selected, tokens * topk, *step.stream);
+  auto selected = Fetch(ws_.selected, tokens * topk, *step.stream);
   for (size_t t = 0; t < tokens; ++t) {
-    step.recorder->OnIndex(layer, static_cast<int>(t),
-                           {selected.data() + t * topk, static_cast<size_t>(counts[t])});
+    const std::span<int32_t> entries(selected.data() + t * topk, static_cast<size_t>(counts[t]));
+    std::sort(entries.begin(), entries.end());
+    step.recorder->OnIndex(layer, static_cast<int>(t), entries);
   }
 }
 

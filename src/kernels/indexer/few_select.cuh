@@ -8,21 +8,6 @@
 
 namespace fathom::kernels {
 
-// Of 64 counts. Lane l of the warp has the pair of bins 62 - 2 l and 63 - 2 l.
-__device__ __forceinline__ FoundBin FindOf64(int2 two, int wanted) {
-  const int first = 62 - 2 * static_cast<int>(threadIdx.x % 32);
-  const int above = WarpInclusiveSum(two.x + two.y) - two.x - two.y;
-  const bool upper = above + two.y >= wanted;
-  const int missing = wanted - above - (upper ? 0 : two.y), count = upper ? two.y : two.x;
-  const int at = 31 - __clz(static_cast<int>(__ballot_sync(0xffffffffu, above < wanted)));
-  return {__shfl_sync(0xffffffffu, first + (upper ? 1 : 0), at),
-          __shfl_sync(0xffffffffu, missing, at), __shfl_sync(0xffffffffu, count, at)};
-}
-// The lane's pair.
-__device__ __forceinline__ int2 PairOf64(const int* counts) {
-  return reinterpret_cast<const int2*>(counts)[31 - threadIdx.x % 32];
-}
-
 inline constexpr int kMaxFewEntries = 4096;
 inline constexpr int kFewCandidates = 256;
 

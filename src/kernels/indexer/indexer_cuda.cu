@@ -35,6 +35,26 @@ __global__ void __launch_bounds__(kQueryThreads)
   if (lane % kQueryLanes == 0) out.weights[row] = query.weight;
 }
 
+// A token's selection, in ascending order; a block a token.
+__global__ void __launch_bounds__(kSelectThreads)
+    AscendKernel(CudaBatch batch, int topk, const int32_t* counts, int32_t* selected) {
+  __shared__ int32_t entries[kMaxIndexTopk];
+  const int token = blockIdx.x;
+  WaitForPredecessor();
+  AllowSuccessor();
+  if (batch.token_seq[token] < 0) return;
+  int32_t* const own = selected + int64_t{token} * topk;
+  const int count = counts[token];
+  for (int i = threadIdx.x; i < count; i += kSelectThreads) entries[i] = own[i];
+  __syncthreads();
+  for (int i = threadIdx.x; i < count; i += kSelectThreads) {
+    const int32_t entry = entries[i];
+    int lower = 0;
+    for (int k = 0; k < count; ++k) lower += entries[k] < entry;
+    own[lower] = entry;
+  }
+}
+
 struct SelectShared {
   alignas(16) int bins[kRankBins];
   RankSelectShared rank;
@@ -164,6 +184,10 @@ void SelectDecode(const CudaIndexSelectParams& p, float* scores, device::Stream&
   LaunchClusters(kernel, dim3(kMakesQueries ? blocks : parts, num_tokens),
                  kMakesQueries ? kHeadTiles : 1, kSelectThreads,
                  shares ? bytes : std::max(bytes, kAloneSharedBytes), stream, params);
+  if (p.prefill && parts > 1) {
+    LaunchKernel(AscendKernel, num_tokens, kSelectThreads, 0, stream, p.batch, p.topk, p.counts,
+                 p.selected);
+  }
 }
 
 void SelectClusters(const CudaIndexSelectParams& p, device::Stream& stream) {

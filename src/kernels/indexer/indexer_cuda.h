@@ -1,13 +1,15 @@
 // The CUDA side of indexer.h, official numerics (index head size 128): which compressed entries
-// each token of a ratio-4 layer attends to, from the raw products to the ascending selection.
+// each token of a ratio-4 layer attends to, from the raw products to the selection.
 //   Queries: rope, Hadamard, FP4 (or FP8) as indexer.h; w_h as there.
 //   Scores on FP8 tensor cores: a row's codes, times powers of two relative to its largest block
 //     scale, are FP8 numbers exactly (blocks up to 2^14 apart); the row's scale is applied in FP32.
 //     The tensor core's own accumulation inside a dot product of 128 is accepted.
 //   Selection exact: higher score, then lower entry; all entries when there are at most topk.
-// Tokens that see at most topk entries are not scored. Deterministic, and the same in a step of any
-// size. In a step of few tokens, keys and angles are read before the wait (launch.cuh): the launch
-// just before must not write them. A token's blocks then wait for each other: they all fit at once.
+//   Order: ascending in a step of a prompt, and so the same in a step of any size; in other steps,
+//     of tokens that several blocks select for, best first.
+// Tokens that see at most topk entries are not scored. Deterministic. In a step of few tokens, keys
+// and angles are read before the wait (launch.cuh): the launch just before must not write them. A
+// token's blocks then wait for each other: they all fit at once.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -29,6 +31,7 @@ struct CudaIndexSelectParams {
   CudaBatch batch;
   // False: the caller knows that no token sees more than topk entries; the products are not read.
   bool any_scoring = true;
+  bool prefill = false;              // ascending
   const __nv_bfloat16* q = nullptr;  // [num_tokens, num_heads, 128], of the weight product
   // Instead of q, where MakesIndexQueries: the product that q is, which the selection makes itself:
   // its y is not written. The launch just before has made its x, which the one behind may read as
@@ -55,7 +58,7 @@ struct CudaIndexSelectParams {
   // IndexListsBytes, zero before the first launch, of no other use: where a token's blocks tell
   // each other entries. Launches that may run at the same time need their own.
   std::byte* lists = nullptr;
-  int32_t* selected = nullptr;  // [num_tokens, topk], ascending
+  int32_t* selected = nullptr;  // [num_tokens, topk]
   // Instead of selected, where MakesIndexQueries: the same as words of the number, so that who
   // awaits them waits for no launch's end.
   uint2* selected_words = nullptr;

@@ -87,6 +87,7 @@ class IndexSelectCudaTest : public CudaTest {
     p.lists = lists.data();
     p.selected = As<int32_t>(selected);
     p.counts = As<int32_t>(counts);
+    p.prefill = true;
     LaunchNumbered(p);
     const auto gpu_selected = Download<int32_t>(selected), gpu_counts = Download<int32_t>(counts);
 
@@ -133,6 +134,14 @@ class IndexSelectCudaTest : public CudaTest {
       }
     }
     EXPECT_LE(exchanged * 100, chosen) << exchanged << " of " << chosen;
+    p.prefill = false;
+    LaunchNumbered(p);
+    auto of_decode = Download<int32_t>(selected);
+    for (int t = 0; t < tokens; ++t) {
+      const auto begin = of_decode.begin() + t * shape.topk;
+      std::sort(begin, begin + cpu_counts[static_cast<size_t>(t)]);
+    }
+    EXPECT_TRUE(of_decode == gpu_selected);
     if (max_entries > shape.topk && (!kIsRacecheck || tokens < 3)) {
       ExpectSameBesideProducts(p, selected);
     }
@@ -328,6 +337,7 @@ class IndexStepsCudaTest : public IndexSelectCudaTest {
     p.lists = lists.data();
     p.selected = As<int32_t>(selected);
     p.counts = As<int32_t>(counts);
+    p.prefill = true;
     LaunchNumbered(p);
     return Download<int32_t>(selected);
   }

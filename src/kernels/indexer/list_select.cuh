@@ -87,21 +87,25 @@ class ListSelect {
       const FoundBin found = bins_.Find(least_);
       ListBest(RankRange::OfBin(found.bin), found);
     }
-    uint64_t kth;
 #pragma unroll 1
     while (true) {
       __syncthreads();
       if (list_ >= 0) Tell();
-      bins_.Clear();
       Ranks ranks;
       const uint64_t left = Gather(ranks);
       __syncthreads();
-      kth = FindKth(ranks);
+      // Most often topk of the ranks are above what anybody has left.
+      const uint32_t above = s_.most_left + 1;
+      if (round_ == 0 && above != 0) {
+        Keep(ranks, above);
+        __syncthreads();
+        if (s_.num_near >= topk_) return Emit(RankOfHalves(above, 0), selected);
+      }
+      const uint64_t kth = FindKth(ranks);
       const bool open = static_cast<int>(threadIdx.x) < lists_ && left > kth;
-      if (__syncthreads_or(open) == 0) break;
+      if (__syncthreads_or(open) == 0) return Emit(kth, selected);
       Reopen(open, kth);
     }
-    Emit(kth, selected);
   }
 
  private:
@@ -112,7 +116,7 @@ class ListSelect {
   static_assert(kMaxIndexTopk + 3 * (kTriples - 1) * kThreads <= ListSelectWorkspace::kNear);
   // A thread tells three ranks, and the last what is left.
   static_assert((kMaxIndexTopk + kMaxIndexTopk / 4 + 4) / 3 < kThreads);
-  // Bins of gathered ranks, from the least that can be the k-th: 4,096 to a power of two.
+  // Bins of ranks where nothing says how near the k-th is: 4,096 to a power of two.
   static constexpr int kBinShift = 11;
   static constexpr int kAny = 1 << 30;
   // Halves of those that the thread has gathered; empty ones are 0.
@@ -158,7 +162,7 @@ class ListSelect {
     List(fits(found) ? range.low : range.high + 1);
   }
   __device__ void List(uint64_t low) {
-    ForEachUntold(low, [&](uint64_t rank) { w_.list[atomicAdd(&s_.num_listed, 1)] = rank; });
+    ForEachUntold(low, [&](uint64_t rank) { w_.list[AddShared(&s_.num_listed, 1)] = rank; });
     left_ = low == 0 ? 0 : low - 1;
   }
 
@@ -180,19 +184,22 @@ class ListSelect {
     }
   }
 
+  // Whether a lane of the warp gathers a k-th triple.
+  __device__ bool HasTriple(int k) const {
+    return static_cast<int>(threadIdx.x) / 32 * 32 + k * kThreads < lists_ * triples_;
+  }
   // All lists. Returns what is left of the thread's list, if it has one.
   __device__ uint64_t Gather(Ranks& ranks) const {
     const auto thread = static_cast<int>(threadIdx.x);
     const int size = lists_ * triples_;
     const auto at = [&](int k) { return thread + k * kThreads; };
-    const auto exists = [&](int k) { return at(k) / 32 * 32 < size; };  // of any lane of the warp
     ToldRanks told[kTriples];
     uint4 left;
     bool there;
     do {
 #pragma unroll
       for (int k = 0; k < kTriples; ++k) {
-        if (!exists(k)) continue;
+        if (!HasTriple(k)) continue;
         const ToldRanks* const from = told_.ranks + base_ + min(at(k), size - 1);
         told[k] = {LoadNumberedPacket(&from->high), LoadNumberedPacket(&from->low)};
       }
@@ -200,7 +207,7 @@ class ListSelect {
       there = left.w == number_;
 #pragma unroll
       for (int k = 0; k < kTriples; ++k) {
-        if (exists(k)) there = there && told[k].high.w == number_ && told[k].low.w == number_;
+        if (HasTriple(k)) there = there && told[k].high.w == number_ && told[k].low.w == number_;
       }
     } while (!__all_sync(0xffffffffu, there));
 #pragma unroll
@@ -224,49 +231,48 @@ class ListSelect {
 #pragma unroll 1
     for (int i = threadIdx.x; i < size; i += kThreads) body(w_.near[i]);
   }
-  // Of the thread's ranks those with a high half from `least` on are near, too; bins of
-  // 2^(32 + shift) count all near ones.
-  __device__ void Keep(const Ranks& ranks, uint32_t least, int shift) {
-    const auto count = [&](uint32_t high) {
-      bins_.Count(static_cast<int>(min((high - least) >> shift, kRankBins - 1u)));
-    };
-    int keeps = 0, total, place = 0;
+  // Of the thread's ranks those with a high half from `least` on are near, too.
+  __device__ void Keep(const Ranks& ranks, uint32_t least) {
+    const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (const uint32_t high : ranks.high) {
-      if (high >= least) ++keeps, count(high);
-    }
-    const int before = WarpExclusiveSum(keeps, total);
-    if (threadIdx.x % 32 == 0 && total > 0) place = atomicAdd(&s_.num_near, total);
-    place = __shfl_sync(0xffffffffu, place, 0) + before;
+    for (int k = 0; k < kTriples; ++k) {
+      if (!HasTriple(k)) continue;
+      uint32_t kept[3];
+      int total = 0, place = 0;
 #pragma unroll
-    for (int i = 0; i < 3 * kTriples; ++i) {
-      if (ranks.high[i] >= least) w_.near[place++] = RankOfHalves(ranks.high[i], ranks.low[i]);
-    }
-#pragma unroll 1
-    for (int i = threadIdx.x; i < carried_; i += kThreads) {
-      if (const uint32_t high = High(w_.near[i]); high >= least) count(high);
+      for (int i = 0; i < 3; ++i) {
+        kept[i] = __ballot_sync(0xffffffffu, ranks.high[3 * k + i] >= least);
+        total += __popc(kept[i]);
+      }
+      if (total == 0) continue;
+      if (lane == 0) place = AddShared(&s_.num_near, total);
+      place = __shfl_sync(0xffffffffu, place, 0);
+#pragma unroll
+      for (int i = 0; i < 3; ++i) {
+        const int own = place + __popc(kept[i] & LanesBelow());
+        const uint32_t high = ranks.high[3 * k + i];
+        if (high >= least) w_.near[own] = RankOfHalves(high, ranks.low[3 * k + i]);
+        place += __popc(kept[i]);
+      }
     }
   }
 
   // The topk-th of what was told, 0 where that is less. All of the block's warps find the same.
   __device__ uint64_t FindKth(const Ranks& ranks) {
-    // Most often the k-th is above what anybody has left; at least it is above what somebody has.
-    const uint32_t most = max(s_.most_left, 1u), lowest = min(max(s_.least_left, 1u), most);
-    uint32_t least = most;
-    int shift = kBinShift;
-    FoundBin found;
-#pragma unroll 1
-    while (true) {
-      Keep(ranks, least, shift);
-      __syncthreads();
-      found = bins_.Find(topk_);
-      if (found.missing <= found.count || least == lowest) break;
-      least = lowest, shift = max(0, 32 - __clz(static_cast<int>(most - least)) - 12);
-      __syncthreads();
-      bins_.Clear();
-      if (threadIdx.x == 0) s_.num_near = carried_;
-      __syncthreads();
-    }
+    // Not below what somebody has left and, later, the k-th before.
+    const uint32_t most = max(s_.most_left, 1u), least = min(max(s_.least_left, 1u), most);
+    const int shift = most > least ? max(0, 32 - __clz(most - least) - 12) : kBinShift;
+    bins_.Clear();
+    __syncthreads();
+    if (threadIdx.x == 0) s_.num_near = carried_;
+    __syncthreads();
+    Keep(ranks, least);
+    __syncthreads();
+    ForEachNear([&](uint64_t rank) {
+      bins_.Count(static_cast<int>(min((High(rank) - least) >> shift, kRankBins - 1u)));
+    });
+    __syncthreads();
+    FoundBin found = bins_.Find(topk_);
     if (found.missing > found.count) return 0;
     const auto bin = static_cast<uint32_t>(found.bin);
     RankRange range{RankOfHalves(least + (bin << shift), 0), ~uint64_t{0}};
@@ -311,10 +317,7 @@ class ListSelect {
     lists_ = total;
     SizeLists(topk_, (kTriples - 1) * kThreads);
     __syncthreads();
-    if (thread == 0) {
-      Reset(High(kth));
-      s_.num_near = carried_;
-    }
+    if (thread == 0) Reset(High(kth));
     if (list_ < 0) return;
     int better = 0, num_better;
     ForEachUntold(kth + 1, [&](uint64_t) { ++better; });
@@ -322,21 +325,36 @@ class ListSelect {
     ListBest({kth + 1, left_}, {0, least_, num_better});
   }
 
-  // Ascending: a warp for each that the block has told.
-  __device__ void Emit(uint64_t kth, const Selected& selected) const {
-    const int lane = threadIdx.x % 32, count = s_.num_listed, near = s_.num_near;
+  // Of what the block has told from `least` on, the warps in turn: its place is how many are
+  // better. All that are chosen are near, and none is below `least`.
+  __device__ void Emit(uint64_t least, const Selected& selected) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, near = s_.num_near;
+    int before = 0;
 #pragma unroll 1
-    for (int i = threadIdx.x / 32; i < count; i += kWarps) {
-      const uint64_t rank = w_.list[i];
-      if (rank < kth) continue;
-      int below = 0;
-#pragma unroll 4
-      for (int k = lane; k < near; k += 32) {
-        const uint64_t other = w_.near[k];
-        below += other >= kth && Low(other) > Low(rank);
+    for (int first = 0; first < s_.num_listed; first += 32) {
+      const uint64_t rank = first + lane < s_.num_listed ? w_.list[first + lane] : 0;
+      const uint32_t all = __ballot_sync(0xffffffffu, rank >= least);
+      const int turn = before + __popc(all & LanesBelow());
+      uint32_t own = __ballot_sync(0xffffffffu, rank >= least && turn % kWarps == warp);
+      before += __popc(all);
+#pragma unroll 1
+      for (; own != 0; own &= own - 1) {
+        const uint64_t mine = __shfl_sync(0xffffffffu, rank, __ffs(static_cast<int>(own)) - 1);
+        int better = 0;
+        const int whole = near / 128 * 128;
+#pragma unroll 1
+        for (int k = lane; k < whole; k += 128) {
+#pragma unroll
+          for (int j = 0; j < 128; j += 32) better += w_.near[k + j] > mine;
+        }
+#pragma unroll
+        for (int j = 0; j < 128; j += 32) {
+          const int k = whole + lane + j;
+          better += (k < near ? w_.near[k] : 0) > mine;
+        }
+        better = __reduce_add_sync(0xffffffffu, better);
+        if (lane == 0 && better < topk_) selected.Store(better, EntryOf(mine));
       }
-      below = __reduce_add_sync(0xffffffffu, below);
-      if (lane == 0) selected.Store(below, EntryOf(rank));
     }
   }
 

@@ -27,11 +27,11 @@ __device__ inline void TellQuery(const IndexQueryRow<32>& query, int head, uint4
   StoreNumberedPacket(to + head * kHeadPackets + lane, {words[0], words[1], words[2]}, number);
 }
 
-// By all kThreads threads of a block. A __syncthreads has to follow.
+// By kThreads threads of a block, of which this is the thread-th. A __syncthreads has to follow.
 template <int kThreads>
-__device__ inline void AwaitQueries(const uint4* from, uint32_t number, DecodeQueries& queries) {
+__device__ inline void AwaitQueries(int thread, const uint4* from, uint32_t number,
+                                    DecodeQueries& queries) {
   constexpr int kPackets = kDecodeHeads * kHeadPackets, kEach = (kPackets - 1) / kThreads + 1;
-  const auto thread = static_cast<int>(threadIdx.x);
   uint4 packets[kEach];
   bool there;
   do {
@@ -59,6 +59,13 @@ __device__ inline void AwaitQueries(const uint4* from, uint32_t number, DecodeQu
     }
   }
   FenceSharedForWgmma();
+}
+
+// By a warp that needs none of them: until one of them is there.
+__device__ inline void AwaitTold(const uint4* from, uint32_t number) {
+  const uint4* const own = from + (threadIdx.x / 32 * 4 + 1) * kHeadPackets - 1;
+  while (!__all_sync(0xffffffffu, LoadNumberedPacket(own).w == number)) {
+  }
 }
 
 }  // namespace fathom::kernels

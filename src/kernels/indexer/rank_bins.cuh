@@ -1,6 +1,6 @@
 // Counts of ranks (ranks.cuh) in bins, in shared memory, and narrowing a range of ranks to few by
-// them. A warp sums its bins, so that one finds the k-th among its own: what is counted costs one
-// addition, and all warps looking for it would queue for the shuffles. Device code only.
+// them. Bins are counted one by one and 64 at a time, so that one warp finds the bin of the k-th:
+// integer instructions of sixteen take sixteen times as long. Device code only.
 #pragma once
 
 #include "kernels/indexer/ranks.cuh"
@@ -14,15 +14,28 @@ struct FoundBin {
   int bin, missing, count;
 };
 
+// Of 64 counts. Lane l of the warp has the pair of bins 62 - 2 l and 63 - 2 l.
+__device__ __forceinline__ FoundBin FindOf64(int2 two, int wanted) {
+  const int first = 62 - 2 * static_cast<int>(threadIdx.x % 32);
+  const int above = WarpInclusiveSum(two.x + two.y) - two.x - two.y;
+  const bool upper = above + two.y >= wanted;
+  const int missing = wanted - above - (upper ? 0 : two.y), count = upper ? two.y : two.x;
+  const int at = 31 - __clz(static_cast<int>(__ballot_sync(0xffffffffu, above < wanted)));
+  return {__shfl_sync(0xffffffffu, first + (upper ? 1 : 0), at),
+          __shfl_sync(0xffffffffu, missing, at), __shfl_sync(0xffffffffu, count, at)};
+}
+// The lane's pair.
+__device__ __forceinline__ int2 PairOf64(const int* counts) {
+  return reinterpret_cast<const int2*>(counts)[31 - threadIdx.x % 32];
+}
+
 // Of a block of kThreads threads; all of them call these.
 template <int kThreads>
 struct RankBins {
-  static constexpr int kWarps = kThreads / 32;
-  static constexpr int kOwn = kRankBins / kThreads;  // of a thread
-  static_assert(kRankBins % kThreads == 0 && kOwn % 4 == 0 && kWarps <= 32);
+  static_assert(kRankBins % (4 * kThreads) == 0 && kThreads >= kRankBins / 64);
 
   alignas(16) int bins[kRankBins];
-  int warp_sums[kWarps];
+  alignas(8) int sums[kRankBins / 64];  // of the bins
   FoundBin found;
 
   // A __syncthreads has to follow.
@@ -31,35 +44,20 @@ struct RankBins {
     for (int i = threadIdx.x; i < kRankBins / 4; i += kThreads) {
       reinterpret_cast<int4*>(bins)[i] = int4{0, 0, 0, 0};
     }
+    if (threadIdx.x < kRankBins / 64) sums[threadIdx.x] = 0;
   }
-  __device__ void Count(int bin) { atomicAdd(bins + bin, 1); }
+  __device__ void Count(int bin) {
+    atomicAdd(bins + bin, 1);
+    atomicAdd(sums + static_cast<unsigned>(bin) / 64, 1);
+  }
 
   // When all have been counted. Nothing is cleared before another __syncthreads.
   __device__ FoundBin Find(int wanted) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    // Downwards: lane 0 has the top of a warp's.
-    const int first = (warp * 32 + 31 - lane) * kOwn;
-    int counts[kOwn], sum = 0;
-#pragma unroll
-    for (int i = 0; i < kOwn; i += 4) {
-      const int4 four = reinterpret_cast<const int4*>(bins)[(first + i) / 4];
-      counts[i] = four.x, counts[i + 1] = four.y, counts[i + 2] = four.z, counts[i + 3] = four.w;
-      sum += four.x + four.y + four.z + four.w;
-    }
-    const int through = WarpInclusiveSum(sum);
-    if (lane == 31) warp_sums[warp] = through;
-    __syncthreads();
-    const int others = lane < kWarps ? warp_sums[lane] : 0;
-    const int total = __reduce_add_sync(0xffffffffu, others);
-    const int above = __reduce_add_sync(0xffffffffu, lane > warp ? others : 0);
-    if (total < wanted) return {0, wanted - total + bins[0], bins[0]};
-    int missing = wanted - above - (through - sum);
-    if (missing > 0 && missing <= sum) {
-#pragma unroll
-      for (int i = kOwn - 1; i >= 0; --i) {
-        if (missing > 0 && missing <= counts[i]) found = {first + i, missing, counts[i]};
-        missing -= counts[i];
-      }
+    if (threadIdx.x < 32) {
+      const FoundBin group = FindOf64(PairOf64(sums), wanted);
+      FoundBin of_group = FindOf64(PairOf64(bins + group.bin * 64), group.missing);
+      of_group.bin += group.bin * 64;
+      if (threadIdx.x == 0) found = of_group;
     }
     __syncthreads();
     return found;

@@ -103,13 +103,16 @@ class DecodeScorer {
 
   // Before the wait: the first tiles' keys.
   __device__ void Prefetch() {
-    if (stage() < stages_ && slice() == 0) {
-      BarrierInit(s_.full[group()] + stage(), kTileSlices);
+    if (thread() % 32 == 0) {  // of the warp's stages: racecheck does not follow more lanes
+      const int last = HasFirstStage() ? kFirstStages : kMaxSelectStages;
+      for (int i = stage(); i < last; i += 2) BarrierInit(s_.full[group()] + i, kTileSlices);
       BarrierInitFence();
     }
     __syncwarp();
     if (stage() < kFirstStages && stage() < stages_) Copy(place_);
   }
+  // Whether the thread's warp has nothing to do in PrefetchRest, as half of them.
+  __device__ static bool HasFirstStage() { return thread() / 32 < kFirstStages; }
   // When the queries are there, which do not queue behind all keys. Run comes after a
   // __syncthreads.
   __device__ void PrefetchRest() {
@@ -151,8 +154,11 @@ class DecodeScorer {
 
   __device__ static int group() { return static_cast<int>(threadIdx.x) / 128; }
   __device__ static int thread() { return static_cast<int>(threadIdx.x) % 128; }
-  // That the thread fills a slice of, one of each warp first.
-  __device__ static int stage() { return thread() / 32 + thread() % 32 / kTileSlices * 4; }
+  // That the thread fills a slice of: the first two warps one each, the others the rest.
+  __device__ static int stage() {
+    const int warp = thread() / 32, more = thread() % 32 / kTileSlices;
+    return HasFirstStage() ? (more == 0 ? warp : kMaxSelectStages) : warp + 2 * more;
+  }
   __device__ static int slice() { return thread() % kTileSlices; }  // that the thread copies
   // Where the thread's slice of the part's tile is: page and quarter. -1: nowhere.
   __device__ int PlaceOf(const PartSlices& slices, int tile) const {
@@ -273,7 +279,12 @@ __global__ void __maxnreg__(SelectRegisters(kMakesQueries))
       TellHead(p.in, tile, part / kHeadTiles, angles, number);
     }
     if (part >= parts) return;
-    AwaitQueries<kSelectThreads>(p.in.query_packets, number, shared.queries);
+    if (scorer.HasFirstStage()) {
+      const int thread = threadIdx.x / 128 * 64 + threadIdx.x % 64;
+      AwaitQueries<kSelectThreads / 2>(thread, p.in.query_packets, number, shared.queries);
+    } else {
+      AwaitTold(p.in.query_packets, number);
+    }
   } else {
     const IndexAngles<kQueryLanes> angles(p.in, token, threadIdx.x % 32);
     scorer.Prefetch();
