@@ -2,12 +2,13 @@
 // higher score first, then the lower entry. Parts are slices of a few entries in turn, as the best
 // lie together: what is near in a text scores alike. A block tells the others the best of its part,
 // some more than its share of topk, and the rank that all it has not told are below. All gather
-// what was told, a few ranks a thread, keep what may be among the best, and find the k-th: unless a
-// block may have more of the best, these are the chosen ones. Such blocks are few, as what they
-// have told is among the best already: they tell all that is not below the k-th so far, or as much
-// as there is room for, and so on. What is told carries the launch's number (numbered_words.cuh),
-// so nothing is fenced or cleared. Equal scores cost rounds, never a longer list. Every block then
-// emits its chosen entries: their places are the numbers of chosen entries below. Device code only.
+// what was told, a few ranks a thread. Most often topk of it are above what anybody has left: these
+// have all that is chosen. Otherwise all find the k-th of what was told; blocks that may have more
+// of the best are few, as what they have told is among the best already, and tell all that is not
+// below the k-th so far, or as much as there is room for, and so on. What is told carries the
+// launch's number (numbered_words.cuh), so nothing is fenced or cleared. Equal scores cost rounds,
+// never a longer list. Every block then emits what it has told and is chosen, best first: the place
+// of an entry is how many of all are better. Device code only.
 #pragma once
 
 #include "kernels/indexer/indexer_cuda.h"
