@@ -23,8 +23,7 @@ class FewSelect {
 
   struct Shared {
     alignas(16) float scores[RoundUp(kMaxFewEntries)];
-    alignas(16) int bins[kRankBins];
-    alignas(8) int sums[kRankBins / 64];            // of the bins
+    RankBins<kThreads> bins;
     uint32_t chosen[RoundUp(kMaxFewEntries) / 32];  // a bit an entry
     uint64_t candidates[kFewCandidates];
     int num_candidates;
@@ -45,10 +44,10 @@ class FewSelect {
   __device__ void Run(int32_t* selected) {
     ForEachFour([&](int, const float (&scores)[4]) {
 #pragma unroll
-      for (const float score : scores) Count(ScoreBin(score));
+      for (const float score : scores) s_.bins.Count(ScoreBin(score));
     });
     __syncthreads();
-    FoundBin found = Find(topk_);
+    FoundBin found = s_.bins.FindByWarp(topk_);
     RankRange range = RankRange::OfBin(found.bin);
     while (found.count > found.missing && found.count > kFewCandidates) {
       range = range.Without(size_);
@@ -60,11 +59,11 @@ class FewSelect {
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
           const uint64_t rank = RankOf(scores[k], first + k * kThreads);
-          if (range.Contains(rank)) Count(static_cast<int>((rank - range.low) >> shift));
+          if (range.Contains(rank)) s_.bins.Count(static_cast<int>((rank - range.low) >> shift));
         }
       });
       __syncthreads();
-      found = Find(found.missing);
+      found = s_.bins.FindByWarp(found.missing);
       range = range.Bin(found.bin, shift);
     }
     Choose(range, found);
@@ -74,8 +73,7 @@ class FewSelect {
  private:
   static constexpr int kWarps = kThreads / 32;
   __device__ void Clear() {
-    for (int i = threadIdx.x; i < kRankBins; i += kThreads) s_.bins[i] = 0;
-    if (threadIdx.x < kRankBins / 64) s_.sums[threadIdx.x] = 0;
+    s_.bins.Clear();
     if (threadIdx.x == 0) s_.num_candidates = 0;
   }
   // body(i, scores of entries i, i + kThreads, ..), the thread's.
@@ -89,18 +87,6 @@ class FewSelect {
       body(i, scores);
     }
   }
-  __device__ void Count(int bin) {
-    atomicAdd(s_.bins + bin, 1);
-    atomicAdd(s_.sums + bin / 64, 1);
-  }
-
-  __device__ FoundBin Find(int wanted) const {
-    const FoundBin group = FindOf64(PairOf64(s_.sums), wanted);
-    FoundBin found = FindOf64(PairOf64(s_.bins + group.bin * 64), group.missing);
-    found.bin += group.bin * 64;
-    return found;
-  }
-
   // A bit for each chosen entry: those above the range, and the best of those in it.
   __device__ void Choose(const RankRange& range, const FoundBin& found) {
     const bool all = found.count == found.missing;

@@ -1,6 +1,7 @@
 // Counts of ranks (ranks.cuh) in bins, in shared memory, and narrowing a range of ranks to few by
-// them. Bins are counted one by one and 64 at a time, so that one warp finds the bin of the k-th:
-// integer instructions of sixteen take sixteen times as long. Device code only.
+// them. Bins are counted one by one and 64 at a time, so that a warp finds the bin of the k-th for
+// itself; where a block has many, one does it for all, as their instructions take turns. Device
+// code only.
 #pragma once
 
 #include "kernels/indexer/ranks.cuh"
@@ -32,7 +33,7 @@ __device__ __forceinline__ int2 PairOf64(const int* counts) {
 // Of a block of kThreads threads; all of them call these.
 template <int kThreads>
 struct RankBins {
-  static_assert(kRankBins % (4 * kThreads) == 0 && kThreads >= kRankBins / 64);
+  static_assert(kThreads >= kRankBins / 64);
 
   alignas(16) int bins[kRankBins];
   alignas(8) int sums[kRankBins / 64];  // of the bins
@@ -51,13 +52,18 @@ struct RankBins {
     atomicAdd(sums + static_cast<unsigned>(bin) / 64, 1);
   }
 
-  // When all have been counted. Nothing is cleared before another __syncthreads.
+  // When all have been counted. By a warp.
+  __device__ FoundBin FindByWarp(int wanted) const {
+    const FoundBin group = FindOf64(PairOf64(sums), wanted);
+    FoundBin of_group = FindOf64(PairOf64(bins + group.bin * 64), group.missing);
+    of_group.bin += group.bin * 64;
+    return of_group;
+  }
+  // The same by the first warp, for all. Nothing is cleared before another __syncthreads.
   __device__ FoundBin Find(int wanted) {
     if (threadIdx.x < 32) {
-      const FoundBin group = FindOf64(PairOf64(sums), wanted);
-      FoundBin of_group = FindOf64(PairOf64(bins + group.bin * 64), group.missing);
-      of_group.bin += group.bin * 64;
-      if (threadIdx.x == 0) found = of_group;
+      const FoundBin by_warp = FindByWarp(wanted);
+      if (threadIdx.x == 0) found = by_warp;
     }
     __syncthreads();
     return found;
