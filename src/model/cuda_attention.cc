@@ -42,6 +42,7 @@ class AttentionPass : CudaPass {
     if (share_.is_share()) ranks_.GatherKeys(share_, layer_.idx, w_);
     kernels::CudaGemmParams products = QueryProducts();
     const Selected selected = WhenSelected(products);
+    // A selection that makes its queries comes between the prologue and the other products.
     const bool alone = selected != Selected::kWithQueries && !share_.is_share() &&
                        kernels::AreQueriesAlone(products);
     if (selected == Selected::kBesideQueries) {

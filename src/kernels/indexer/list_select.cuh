@@ -15,6 +15,7 @@
 #include "kernels/indexer/rank_bins.cuh"
 #include "kernels/indexer/selected.cuh"
 #include "kernels/numbered_words.cuh"
+#include "kernels/sm90.cuh"
 
 namespace fathom::kernels {
 

@@ -111,7 +111,8 @@ class DecodeScorer {
     __syncwarp();
     if (stage() < kFirstStages && stage() < stages_) Copy(place_);
   }
-  // Whether the thread's warp has nothing to do in PrefetchRest, as half of them.
+  // Of the first warps of a warpgroup, which have nothing to do in PrefetchRest.
+  static constexpr int kFirstStages = 2, kFirstThreads = kFirstStages * 32;
   __device__ static bool HasFirstStage() { return thread() / 32 < kFirstStages; }
   // When the queries are there, which do not queue behind all keys. Run comes after a
   // __syncthreads.
@@ -147,8 +148,6 @@ class DecodeScorer {
 
  private:
   static constexpr int kPageBytes = IndexPageBytes(kType);
-  static constexpr int kFirstStages = 2;
-
   static constexpr int kScaleBytes = 4 * kPartSlice;
   static constexpr int kCodeBytes = kPageBytes / kTileSlices - kScaleBytes;
 
@@ -280,8 +279,9 @@ __global__ void __maxnreg__(SelectRegisters(kMakesQueries))
     }
     if (part >= parts) return;
     if (scorer.HasFirstStage()) {
-      const int thread = threadIdx.x / 128 * 64 + threadIdx.x % 64;
-      AwaitQueries<kSelectThreads / 2>(thread, p.in.query_packets, number, shared.queries);
+      constexpr int kThreads = scorer.kFirstThreads;  // of each warpgroup
+      const int thread = threadIdx.x / 128 * kThreads + threadIdx.x % kThreads;
+      AwaitQueries<kDecodeGroups * kThreads>(thread, p.in.query_packets, number, shared.queries);
     } else {
       AwaitTold(p.in.query_packets, number);
     }
