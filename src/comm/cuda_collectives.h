@@ -34,6 +34,10 @@ class CudaCollectives {
   // known to them. Of none: it cannot.
   virtual kernels::Mirrors mirrors() const { return {}; }
 
+  // For a kernel that itself tells all ranks what it has found, in shared memory, and awaits
+  // theirs. Of size 1: it cannot.
+  virtual kernels::PeerView peers() const { return {}; }
+
   // At most kMaxGatheredMatrices in shared memory, at the same places on every rank; none of that
   // memory is in two gathers in a row.
   virtual Status Gather(std::span<const kernels::GatheredMatrix> matrices,

@@ -29,6 +29,8 @@ class PeerCollectives final : public CudaCollectives {
     return mirrors;
   }
 
+  kernels::PeerView peers() const override { return view_; }
+
   Status Gather(std::span<const kernels::GatheredMatrix> matrices,
                 device::Stream& stream) override {
     kernels::CudaGatherParams params;

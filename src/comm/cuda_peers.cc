@@ -70,6 +70,13 @@ Result<std::unique_ptr<CudaPeers>> CudaPeers::Make(std::span<const int> gpus, in
   RETURN_IF_ERROR(peers->AllocateReports());
   const int size = static_cast<int>(gpus.size());
   for (int rank = 0; rank < size; ++rank) RETURN_IF_ERROR(peers->Allocate(rank));
+  std::vector<int> multiprocessors;
+  for (const int gpu : gpus) {
+    RETURN_IF_CUDA_ERROR("cudaDeviceGetAttribute", gpu,
+                         cudaDeviceGetAttribute(&multiprocessors.emplace_back(),
+                                                cudaDevAttrMultiProcessorCount, gpu));
+  }
+  peers->Compare(multiprocessors);
   for (kernels::PeerView& view : peers->views_) {
     for (int rank = 0; rank < size; ++rank) {
       view.memory[rank] = peers->views_[static_cast<size_t>(rank)].memory[rank];
@@ -100,6 +107,7 @@ Status CudaPeers::Exchange(Transport& transport, std::span<const int> members, i
     cudaIpcMemHandle_t memory;
     cudaUUID_t uuid;
     int32_t gpu;
+    int32_t multiprocessors;
   };
   std::vector<Card> cards(members.size());
   std::vector<Group::Range> places;
@@ -114,10 +122,14 @@ Status CudaPeers::Exchange(Transport& transport, std::span<const int> members, i
   cudaDeviceProp properties{};
   RETURN_IF_CUDA_ERROR("cudaGetDeviceProperties", gpu, cudaGetDeviceProperties(&properties, gpu));
   own.uuid = properties.uuid;
+  own.multiprocessors = properties.multiProcessorCount;
   RETURN_IF_CUDA_ERROR("sharing memory with other processes", gpu,
                        cudaIpcGetMemHandle(&own.memory, view.memory[rank]));
   RETURN_IF_ERROR(Group(transport, {members.begin(), members.end()})
                       .AllGather(std::as_writable_bytes(std::span(cards)), places));
+  std::vector<int> multiprocessors;
+  for (const Card& card : cards) multiprocessors.push_back(card.multiprocessors);
+  Compare(multiprocessors);
   for (size_t i = 0; i < cards.size(); ++i) {
     if (static_cast<int>(i) == rank) continue;
     if (std::memcmp(&cards[i].uuid, &own.uuid, sizeof(own.uuid)) == 0) {
@@ -141,6 +153,14 @@ Status CudaPeers::Exchange(Transport& transport, std::span<const int> members, i
     view.memory[i] = static_cast<std::byte*>(memory);
   }
   return OkStatus();
+}
+
+// Of each rank's GPU.
+void CudaPeers::Compare(std::span<const int> multiprocessors) {
+  for (const int count : multiprocessors) {
+    if (count != multiprocessors.front()) return;
+  }
+  for (kernels::PeerView& view : views_) view.num_multiprocessors = multiprocessors.front();
 }
 
 Status CudaPeers::EnableAccess() const {

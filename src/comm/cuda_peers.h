@@ -45,6 +45,7 @@ class CudaPeers {
   Status Allocate(int rank);
   Status EnableAccess() const;
   Status Exchange(Transport& transport, std::span<const int> members, int rank);
+  void Compare(std::span<const int> multiprocessors);
 
   std::vector<int> gpus_;  // as their processes number them
   const kernels::PeerLayout layout_;

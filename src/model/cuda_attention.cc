@@ -27,6 +27,7 @@ class AttentionPass : CudaPass {
         kind_(c_.layer_kind(layer.idx)),
         scoring_(kind_ == LayerKind::kC4 && step_.any_index_scoring),
         part_(ranks_.PartOf(share_, w_)),
+        selecting_ranks_(ranks_.SelectingRanks(share_)),
         cache_(CacheOfLayer(c_, context.layout, context.index_dtype,
                             kernels::KvDataBytes<BFloat16>(c_.head_dim, c_.rope_dim), step_.kv,
                             layer.idx)) {}
@@ -63,7 +64,7 @@ class AttentionPass : CudaPass {
     attention.allows_early = kind_ == LayerKind::kC128 && HasAloneOutputs();
     if (selected == Selected::kWithQueries) {
       kernels::CudaGemmParams others =
-          kernels::ProductsBehindSelection(products, share_.max_entries);
+          kernels::ProductsBehindSelection(products, selecting_ranks_, share_.max_entries);
       // Where these have multiprocessors of their own, attention starts there. Choices that are
       // recorded or forced are no words.
       const bool told =
@@ -157,6 +158,8 @@ class AttentionPass : CudaPass {
   // selection makes them.
   void Select(Selected selected, bool told, const kernels::GemmProblem& product = {}) {
     const double scale = 1.0 / std::sqrt(double{1} * c_.index_head_dim * c_.index_num_heads);
+    const bool shared = selected == Selected::kWithQueries &&
+                        kernels::RanksShareEntries(selecting_ranks_, share_.max_entries);
     operators_.Enqueue(
         share_, "index selection",
         kernels::CudaIndexSelectParams{
@@ -179,7 +182,8 @@ class AttentionPass : CudaPass {
             .max_entries = share_.max_entries,
             .workspace = ws_.index_workspace,
             .workspace_bytes = ws_.index_workspace_bytes,
-            .lists = ws_.index_lists,
+            .lists = shared ? ws_.shared_index_lists : ws_.index_lists,
+            .peers = shared ? selecting_ranks_ : kernels::PeerView{},
             .selected = ws_.selected,
             .selected_words = told ? ws_.selected_words : nullptr,
             .counts = ws_.num_selected});
@@ -279,6 +283,7 @@ class AttentionPass : CudaPass {
   const LayerKind kind_;
   const bool scoring_;
   const AttentionPart part_;
+  const kernels::PeerView selecting_ranks_;
   const LayerCache cache_;
 };
 

@@ -243,6 +243,26 @@ TEST_P(CudaRanksTest, SharedOutBatchesHaveTheBitsOfOneGpu) {
       {{301, 77, 450, 1, 2}, {1, 1, 500, 1, 5}, {1, 1, 1, 1, 1}, {130, 127, 1, 128, 600}});
 }
 
+// Single tokens at which ranks over peer memory score a part of the entries each, as graphs.
+TEST_P(CudaRanksTest, LongContextsHaveTheBitsOfOneGpu) {
+  if (GetParam().make != comm::MakePeerGroup) GTEST_SKIP() << "all ranks score all entries";
+  constexpr int kChunk = 4096, kChunks = 84, kDecodes = 8, kLength = kChunk * kChunks + kDecodes;
+  MakeModels(WideModel(), 1, kLength);
+  const auto text = RandomTokens(source_.config, kLength, 5);
+  std::vector<int> chunks(kChunks, kChunk);
+  chunks.push_back(1);
+  const auto run = [&](TestModel& model) {
+    model.set_last_logits_only();
+    TestSequence s = model.Add(text);
+    Run(model, s, chunks);
+    return std::move(s.logits);
+  };
+  const auto expected = run(*alone_);
+  std::vector<std::vector<std::vector<float>>> actual(ranks_.size());
+  OnAll([&](size_t r) { actual[r] = run(*ranks_[r]); });
+  for (size_t r = 0; r < ranks_.size(); ++r) EXPECT_TRUE(actual[r] == expected) << "rank " << r;
+}
+
 INSTANTIATE_TEST_SUITE_P(Layouts, CudaRanksTest,
                          testing::Values(Layout{"Peers2", 2, comm::MakePeerGroup},
                                          Layout{"Nccl2", 2, MakeNccl},

@@ -148,6 +148,11 @@ kernels::Mirrors CudaTensorRanks::MirrorsOf(const CudaStep& step) const {
   return collectives_->mirrors();
 }
 
+kernels::PeerView CudaTensorRanks::SelectingRanks(const CudaStep& step) const {
+  const bool all_select = !step.prefill && grouped_.least(size()) > 0;
+  return collectives_ != nullptr && all_select ? collectives_->peers() : kernels::PeerView{};
+}
+
 kernels::ExpertRank CudaTensorRanks::RankOfExperts(const CudaStep& step) {
   rows_ = {};
   if (collectives_ == nullptr) return {};

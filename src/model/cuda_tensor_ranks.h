@@ -76,6 +76,9 @@ class CudaTensorRanks {
   // them: then only that it is there is exchanged.
   kernels::Mirrors MirrorsOf(const CudaStep& step) const;
 
+  // Who may share out what one token's index scores are of. Of size 1: nobody.
+  kernels::PeerView SelectingRanks(const CudaStep& step) const;
+
   // Decodes: how ranks run the experts' products in one launch, in which they exchange the
   // intermediates, and which sends one token's outputs to the boundary. Its exchange of size 1:
   // they run them apart.

@@ -132,6 +132,7 @@ void CarveShared(const config::ModelConfig& c, const ModelLimits& limits, int64_
                  kernels::NumArrivals(n, c.num_experts, c.num_experts_per_token, intermediate));
   }
   carver.Take(w.t_arrived, num_arrivals);
+  carver.Take(w.shared_index_lists, kernels::SharedIndexListsBytes());
 }
 
 }  // namespace

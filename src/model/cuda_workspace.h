@@ -86,6 +86,7 @@ struct CudaWorkspace {
   float* t_scales = nullptr;
   uint4* t_packets = nullptr;     // kept from step to step, as what follows
   uint64_t* t_arrived = nullptr;  // of ranks (kernels::ExpertRank)
+  std::byte* shared_index_lists = nullptr;
 
   device::Buffer buffer, shared_buffer;
 };

@@ -86,6 +86,7 @@ struct PeerView {
   int size = 1;
   std::byte* memory[kMaxPeers] = {};  // of each rank, this one's among them
   PeerLayout layout;
+  int num_multiprocessors = 0;  // of each rank's GPU; 0: they differ
   // Of this rank's device.
   uint64_t* exchanges = nullptr;  // 1 + how many there were before this step
   uint32_t* failed = nullptr;     // not 0: nobody waits any more

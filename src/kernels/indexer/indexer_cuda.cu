@@ -119,18 +119,18 @@ bool TakesClusters(int num_tokens, int max_entries) {
 int MakingBlocks() { return NumMultiprocessors() / kHeadTiles * kHeadTiles; }
 // How many multiprocessors it leaves to the products behind it, half of them or more. 0: of so many
 // entries it takes all, and finds room beside their blocks.
-int BlocksBehind(int max_entries) {
-  constexpr int kMostOfHalf = 1 << 17;
-  if (max_entries > kMostOfHalf) return 0;
+constexpr int kMostOfHalf = 1 << 17;
+int BlocksBehind(const PeerView& peers, int max_entries) {
+  if (max_entries > kMostOfHalf && !RanksShareEntries(peers, max_entries)) return 0;
   const int all = NumMultiprocessors();
   return all - std::min((max_entries - 1) / kEntriesOfPart + 1, all / 2);
 }
 int64_t ScoreStride(int max_entries) { return (int64_t{max_entries} + 63) / 64 * 64; }
-// Blocks that a decode step's token is shared out among, at most; all tokens' run at once, on
-// `room` multiprocessors.
-int DecodeParts(int num_tokens, int max_entries, int room) {
+// Blocks of each rank that a decode step's token is shared out among, at most; all tokens' run at
+// once, on `room` multiprocessors.
+int DecodeBlocks(int num_tokens, int ranks, int max_entries, int room) {
   if (max_entries <= kEntriesOfOneBlock) return 1;
-  const int most = std::max(std::min(room, kMaxListBlocks) / num_tokens, 1);
+  const int most = std::max(std::min(room, kMaxListBlocks / ranks) / num_tokens, 1);
   return std::min(most, (max_entries - 1) / kEntriesOfPart + 1);
 }
 // Besides the scores: the queries.
@@ -144,18 +144,21 @@ constexpr int kMaxSharedEntries = 16384;
 // What is left of a multiprocessor beside a block that shares it with none of its launch.
 constexpr int kBesideSharedBytes = (226 << 10) - static_cast<int>(kAloneSharedBytes);
 
-template <bool kMakesQueries>
+template <bool kMakesQueries, bool kOfRanks>
 void SelectDecode(const CudaIndexSelectParams& p, float* scores, device::Stream& stream) {
   const int num_tokens = p.batch.num_tokens;
-  const int others = kMakesQueries ? BlocksBehind(p.max_entries) : 0;
-  const int blocks = kMakesQueries ? MakingBlocks() : NumMultiprocessors();
-  const int parts = DecodeParts(num_tokens, p.max_entries, blocks - others);
+  const int others = kMakesQueries ? BlocksBehind(p.peers, p.max_entries) : 0;
+  const int all = kMakesQueries ? MakingBlocks() : NumMultiprocessors();
+  const int ranks = kOfRanks ? p.peers.size : 1;
+  const int blocks = DecodeBlocks(num_tokens, ranks, p.max_entries, all - others);
+  const int parts = blocks * ranks;
   SelectDecodeParams params{.in = p, .scores = scores, .stride = ScoreStride(p.max_entries)};
   const int tiles = (p.max_entries + kIndexTile - 1) / kIndexTile;
   const int most = std::max((tiles + parts - 1) / parts * kIndexTile,
                             std::min(kEntriesOfOneBlock, tiles * kIndexTile));
   params.part_words = (parts > 1 ? kEntriesOfOneBlock : most) / 32;
-  const int own_bytes = static_cast<int>(sizeof(SelectDecodeShared)) + 1024 + params.part_words * 4;
+  const int own_bytes =
+      static_cast<int>(sizeof(SelectDecodeShared<kOfRanks>)) + 1024 + params.part_words * 4;
   const int stage_bytes = kDecodeGroups * IndexPageBytes(p.dtype);
   params.stages =
       std::clamp((most / kIndexTile + kDecodeGroups - 1) / kDecodeGroups, 1,
@@ -167,21 +170,21 @@ void SelectDecode(const CudaIndexSelectParams& p, float* scores, device::Stream&
   }
   params.page_bytes = std::max(params.stages * stage_bytes,
                                kMakesQueries ? static_cast<int>(sizeof(QueryTile::Weights)) : 0);
-  params.most_parts = parts;
+  params.most_blocks = blocks;
   if (parts > 1) {
     CHECK(p.number.of_step != nullptr);
     params.page_bytes = std::max(params.page_bytes, static_cast<int>(sizeof(ListSelectWorkspace)));
     params.lists = reinterpret_cast<ToldLists*>(p.lists);
   }
   const auto kernel = p.dtype == IndexKeyDType::kFp4
-                          ? SelectDecodeKernel<IndexKeyDType::kFp4, kMakesQueries>
-                          : SelectDecodeKernel<IndexKeyDType::kFp8, kMakesQueries>;
+                          ? SelectDecodeKernel<IndexKeyDType::kFp4, kMakesQueries, kOfRanks>
+                          : SelectDecodeKernel<IndexKeyDType::kFp8, kMakesQueries, kOfRanks>;
   const size_t fixed_bytes = static_cast<size_t>(own_bytes + params.page_bytes);
   // Of a block alone with a table for a million tokens, the bits leave less room.
   const auto room = static_cast<int>((kMaxSharedBytes - fixed_bytes) / sizeof(float));
   params.shared_entries = std::min({most, kMaxSharedEntries, room});
   const size_t bytes = fixed_bytes + params.shared_entries * sizeof(float);
-  LaunchClusters(kernel, dim3(kMakesQueries ? blocks : parts, num_tokens),
+  LaunchClusters(kernel, dim3(kMakesQueries ? all : blocks, num_tokens),
                  kMakesQueries ? kHeadTiles : 1, kSelectThreads,
                  shares ? bytes : std::max(bytes, kAloneSharedBytes), stream, params);
   if (p.prefill && parts > 1) {
@@ -229,7 +232,8 @@ void SelectRounds(const CudaIndexSelectParams& p, IndexScoreParams score, Select
 }  // namespace
 
 // Of tokens with two blocks or more.
-int64_t IndexListsBytes() { return kMaxListBlocks / 2 * int64_t{sizeof(ToldLists)}; }
+int64_t IndexListsBytes() { return kMaxListTokens * int64_t{sizeof(ToldLists)}; }
+int64_t SharedIndexListsBytes() { return sizeof(ToldLists); }
 int64_t IndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries) {
   return FixedBytes(num_tokens, num_heads) + num_tokens * ScoreStride(max_entries) * 4;
 }
@@ -250,12 +254,24 @@ bool MakesIndexQueries(const CudaGemmParams& products, int num_heads, int max_en
          w.col_blocks() == kResidentBlocks && num_heads == kDecodeHeads &&
          w.rows == kDecodeHeads * kIndexDim && w.row_tiles() <= MakingBlocks();
 }
-CudaGemmParams ProductsBehindSelection(const CudaGemmParams& products, int max_entries) {
+// Where that makes three tiles a warpgroup less: what ranks tell each other takes as long as two.
+bool RanksShareEntries(const PeerView& peers, int max_entries) {
+  constexpr int kTilesLess = 3;
+  if (peers.size == 1 || peers.num_multiprocessors != NumMultiprocessors()) return false;
+  const int of_rank = (max_entries - 1) / peers.size + 1, half = NumMultiprocessors() / 2;
+  const auto tiles = [](int entries, int blocks) {
+    return (entries - 1) / (blocks * kDecodeGroups * kIndexTile) + 1;
+  };
+  const int blocks = DecodeBlocks(1, peers.size, max_entries, half);
+  return of_rank <= kMostOfHalf && tiles(max_entries, half) - tiles(of_rank, blocks) >= kTilesLess;
+}
+CudaGemmParams ProductsBehindSelection(const CudaGemmParams& products, const PeerView& peers,
+                                       int max_entries) {
   return {.problems = {products.problems[1]},
           .num_problems = 1,
           .num_tokens = products.num_tokens,
           .x_is_early = true,
-          .max_blocks = BlocksBehind(max_entries)};
+          .max_blocks = BlocksBehind(peers, max_entries)};
 }
 
 void Launch(const CudaIndexSelectParams& p, device::Stream& stream) {
@@ -286,8 +302,10 @@ void Launch(const CudaIndexSelectParams& p, device::Stream& stream) {
   select.stride = score.stride;
   if (IsDecode(num_tokens, p.num_heads)) {
     if (TakesClusters(num_tokens, p.max_entries)) return SelectClusters(p, stream);
-    return makes_queries ? SelectDecode<true>(p, score.scores, stream)
-                         : SelectDecode<false>(p, score.scores, stream);
+    if (!makes_queries) return SelectDecode<false, false>(p, score.scores, stream);
+    return RanksShareEntries(p.peers, p.max_entries)
+               ? SelectDecode<true, true>(p, score.scores, stream)
+               : SelectDecode<true, false>(p, score.scores, stream);
   }
   SelectRounds(p, score, select, (p.workspace_bytes - fixed) / (score.stride * 4), stream);
 }

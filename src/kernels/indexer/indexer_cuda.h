@@ -19,6 +19,7 @@
 #include "config/model_config.h"
 #include "device/device.h"
 #include "kernels/batch_cuda.h"
+#include "kernels/collective/peer_view.h"
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/kv_entry/kv_entry.h"
 #include "kernels/launch_number.h"
@@ -58,6 +59,10 @@ struct CudaIndexSelectParams {
   // IndexListsBytes, zero before the first launch, of no other use: where a token's blocks tell
   // each other entries. Launches that may run at the same time need their own.
   std::byte* lists = nullptr;
+  // Where RanksShareEntries: each rank scores a part, and all ranks tell all what is best of theirs
+  // in `lists`, SharedIndexListsBytes of the ranks' shared memory. The launch's number is the same
+  // on all ranks. Between two such launches they exchange something else.
+  PeerView peers = {};          // of size 1: they do not
   int32_t* selected = nullptr;  // [num_tokens, topk]
   // Instead of selected, where MakesIndexQueries: the same as words of the number, so that who
   // awaits them waits for no launch's end.
@@ -68,6 +73,7 @@ struct CudaIndexSelectParams {
 // Up to this many tokens a step counts as decode: their scores are all kept at once.
 inline constexpr int kMaxIndexDecodeTokens = 132;
 int64_t IndexListsBytes();
+int64_t SharedIndexListsBytes();
 
 // Of query_packets: a head's 128 codes and its weight, three words each, and 64 heads.
 inline constexpr int kHeadPackets = 11, kQueryPackets = 64 * kHeadPackets;
@@ -83,7 +89,10 @@ bool AwaitsWords(const CudaGemmParams& products, int num_heads, int max_entries)
 // One token at long contexts: whether the selection may make the first of these products, the index
 // queries. The others then are a launch behind it (ProductsBehindSelection), beside it.
 bool MakesIndexQueries(const CudaGemmParams& products, int num_heads, int max_entries);
-CudaGemmParams ProductsBehindSelection(const CudaGemmParams& products, int max_entries);
+CudaGemmParams ProductsBehindSelection(const CudaGemmParams& products, const PeerView& peers,
+                                       int max_entries);
+// Whether a selection that makes its queries leaves some of the scores to the other ranks.
+bool RanksShareEntries(const PeerView& peers, int max_entries);
 
 void Launch(const CudaIndexSelectParams& params, device::Stream& stream);
 

@@ -2,6 +2,7 @@
 // about 13 bits of a dot product, so entries within that of the last chosen score may be exchanged.
 #include "kernels/indexer/indexer_cuda.h"
 
+#include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -140,6 +141,14 @@ class IndexSelectCudaTest : public CudaTest {
     auto of_decode = Download<int32_t>(selected);
     for (int t = 0; t < tokens; ++t) {
       const auto begin = of_decode.begin() + t * shape.topk;
+      const int entries = (view.positions[static_cast<size_t>(t)] + 1) / 4;
+      // Several blocks have selected; not clusters.
+      for (int i = 0; tokens < 4 && entries > 4096 && i + 1 < shape.topk; ++i) {
+        const auto [a, a_size] = Score(view, keys, shape, q, projected, scale, t, begin[i]);
+        const auto [b, b_size] = Score(view, keys, shape, q, projected, scale, t, begin[i + 1]);
+        ASSERT_GE(a, b - 0x1p-11 * (a_size + b_size)) << "token " << t << ", the best " << i;
+        ASSERT_TRUE(!equal_keys || begin[i] < begin[i + 1]) << "token " << t;
+      }
       std::sort(begin, begin + cpu_counts[static_cast<size_t>(t)]);
     }
     EXPECT_TRUE(of_decode == gpu_selected);
@@ -206,7 +215,7 @@ class IndexSelectCudaTest : public CudaTest {
     } else {
       p.q_words = As<const uint2>(words);
     }
-    for (int step = 0; step < (kIsRacecheck ? 1 : 3); ++step) {
+    const auto begin_step = [&] {
       Launch(CudaRopeAnglesParams{.positions = p.batch.positions,
                                   .num_tokens = p.batch.num_tokens,
                                   .frequencies_plain = As<float>(frequencies),
@@ -216,11 +225,14 @@ class IndexSelectCudaTest : public CudaTest {
                                   .number = As<uint32_t>(number),
                                   .num_numbers = 2},
              *gpu_stream_);
+    };
+    for (int step = 0; step < (kIsRacecheck ? 1 : 3); ++step) {
+      begin_step();
       if (!makes) Launch(products, *gpu_stream_);
       p.selected_words = makes && step != 1 ? As<uint2>(entries) : nullptr;
       Launch(p, *gpu_stream_);
       if (makes) {
-        Launch(ProductsBehindSelection(products, p.max_entries), *gpu_stream_);
+        Launch(ProductsBehindSelection(products, {}, p.max_entries), *gpu_stream_);
         EXPECT_TRUE(Download<uint16_t>(again) == others) << "step " << step;
       }
       if (p.selected_words != nullptr) {
@@ -229,6 +241,54 @@ class IndexSelectCudaTest : public CudaTest {
         EXPECT_TRUE(Download<int32_t>(selected) == behind) << "step " << step;
       }
     }
+    p.selected_words = nullptr;
+    if (!makes || !spread_) return;
+    for (const int ranks : {2, 3, 4, 8}) {
+      if (!RanksShareEntries(RanksOnThisGpu(ranks), p.max_entries)) continue;
+      for (const int rank : Sweep({0, ranks - 1}, {1})) {
+        begin_step();
+        ExpectSameOfRank(p, rank, ranks, selected, behind);
+      }
+    }
+  }
+
+  static PeerView RanksOnThisGpu(int ranks) {
+    PeerView peers;
+    peers.size = ranks;
+    cudaDeviceGetAttribute(&peers.num_multiprocessors, cudaDevAttrMultiProcessorCount, 0);
+    return peers;
+  }
+  // The ranks, one after the other on this GPU: each tells all what is best of its part and awaits
+  // the others in vain, but the last one, `rank`, for which all is there.
+  void ExpectSameOfRank(CudaIndexSelectParams p, int rank, int ranks,
+                        const device::Buffer& selected, const std::vector<int32_t>& expected) {
+    PeerView peers = RanksOnThisGpu(ranks);
+    std::vector<device::Buffer> lists;
+    for (int r = 0; r < ranks; ++r) {
+      lists.push_back(
+          Upload(std::vector<uint8_t>(static_cast<size_t>(SharedIndexListsBytes()), 0)));
+      peers.memory[r] = lists.back().data();
+    }
+    const auto select = [&](int r) {
+      const auto state = Upload(std::vector<uint32_t>(64, 0));
+      peers.timeout_ns = r == rank ? 60'000'000'000 : kIsRacecheck ? 2'000'000'000 : 10'000'000;
+      peers.rank = r, peers.failed = As<uint32_t>(state), peers.timed_out = peers.failed + 32;
+      p.peers = peers, p.lists = peers.memory[r];
+      Launch(p, *gpu_stream_);
+      return Download<uint32_t>(state)[32];
+    };
+    for (int r = 0; r < ranks; ++r) {
+      if (r == rank) continue;
+      const uint32_t in_vain = select(r);
+      EXPECT_TRUE(in_vain > static_cast<uint32_t>(r) + 1 ||
+                  in_vain == static_cast<uint32_t>(rank) + 1)
+          << "rank " << r << " waited for " << in_vain;
+      for (const int32_t entry : Download<int32_t>(selected)) {
+        ASSERT_TRUE(entry >= 0 && entry < p.max_entries) << entry;
+      }
+    }
+    EXPECT_EQ(select(rank), 0u) << "rank " << rank << " of " << ranks;
+    EXPECT_TRUE(Download<int32_t>(selected) == expected) << "rank " << rank << " of " << ranks;
   }
 
   void ExpectTold(const std::vector<int32_t>& expected, const device::Buffer& words,
@@ -285,6 +345,7 @@ class IndexSelectCudaTest : public CudaTest {
     }
   }
 
+  bool spread_ = true;  // the best entries: ranks select in one round
   uint32_t launches_ = 0;
   std::vector<device::Buffer> numbers_;
 };
@@ -414,7 +475,9 @@ TEST_F(IndexSelectCudaTest, FewHeadsMatchTheCpu) {
 TEST_F(IndexSelectCudaTest, EqualScoresGoToTheLowerEntry) {
   Run({64, 512, IndexKeyDType::kFp4, {{30000, 1}, {9000, 3}}}, true);
   Run({64, 512, IndexKeyDType::kFp4, {{250000, 1}}}, true);
-  Run({64, 512, IndexKeyDType::kFp4, {{100000, 1}}, 1, 1, 0}, true);
+  for (const int computed : {100000, 200000}) {
+    Run({64, 512, IndexKeyDType::kFp4, {{computed, 1}}, 1, 1, 0}, true);
+  }
   Run({64, 512, IndexKeyDType::kFp4, {{2052, 1}, {16380, 1}, {4100, 2}}}, true);
 }
 
@@ -422,7 +485,7 @@ TEST_F(IndexSelectCudaTest, EqualScoresGoToTheLowerEntry) {
 TEST_F(IndexSelectCudaTest, ChosenEntriesNextToEachOtherMatchTheCpu) {
   for (const int pages : Sweep({7, 40, 100}, {40})) {
     Shape shape{64, 512, IndexKeyDType::kFp4, {{131071, 1}}};
-    shape.padding = 0, shape.strong_pages = pages;
+    shape.padding = 0, shape.strong_pages = pages, spread_ = false;
     Run(shape);
     shape.sequences = {{90000, 1}, {80001, 1}};
     Run(shape);

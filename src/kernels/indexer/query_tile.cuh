@@ -17,7 +17,7 @@ inline constexpr int kHeadTiles = kIndexDim / kTileMatrixRows;  // a cluster
 struct QueryTileShared {
   alignas(128) std::byte x[kResidentBlocks * 128 + kBehindToken];
   float x_scales[kResidentBlocks], w_scales[kResidentBlocks];
-  uint64_t landed[kResidentBlocks];
+  uint64_t landed;  // one for all: to look at each takes 50 cycles
   // Of the cluster's first block.
   alignas(8) uint32_t head[kIndexDim / 2];  // pairs of BF16
   uint64_t head_landed;
@@ -35,17 +35,17 @@ class QueryTile {
   __device__ void Prefetch() {
     const int lane = static_cast<int>(threadIdx.x % 32);
     if (lane == 0) {
-      for (uint64_t& barrier : s_.landed) BarrierInit(&barrier, 1);
+      BarrierInit(&s_.landed, 1);
       BarrierInit(&s_.head_landed, 1);
       BarrierInitFence();
+      BarrierExpectBytes(&s_.landed, sizeof(Weights));
       BarrierExpectBytes(&s_.head_landed, sizeof(s_.head));
     }
     __syncwarp();
     if (lane >= kResidentBlocks) return;
     const std::byte* from =
         p_.w.tiles + (int64_t{tile_} * kResidentBlocks + lane) * kWeightTileBytes;
-    BarrierExpectBytes(&s_.landed[lane], kWeightTileBytes);
-    BulkCopyOnce(weights_[lane], from, kWeightTileBytes, &s_.landed[lane]);
+    BulkCopyOnce(weights_[lane], from, kWeightTileBytes, &s_.landed);
     scale_ = p_.w.scales[tile_ / 2 * kResidentBlocks + lane];
   }
   __device__ void KeepScales() const {
@@ -53,9 +53,7 @@ class QueryTile {
     if (lane < kResidentBlocks) s_.w_scales[lane] = Ue8m0Value(scale_);
   }
   // Nobody may leave before.
-  __device__ void AwaitWeights() const {
-    for (uint64_t& landed : s_.landed) BarrierWait(&landed, 0);
-  }
+  __device__ void AwaitWeights() const { BarrierWait(&s_.landed, 0); }
   // By the first kResidentThreads threads, behind the wait.
   __device__ void Multiply() const {
     const auto thread = static_cast<int>(threadIdx.x);

@@ -19,7 +19,6 @@
 
 namespace fathom::kernels {
 
-inline constexpr int kTileSlices = kIndexTile / kPartSlice;  // of a page, too
 inline constexpr int kDecodeGroups = kSelectThreads / 128;
 // A block alone selects from this many; from more, blocks of at least kEntriesOfPart each.
 inline constexpr int kEntriesOfOneBlock = 2048, kEntriesOfPart = 512;
@@ -29,38 +28,41 @@ struct SelectDecodeParams {
   CudaIndexSelectParams in;
   int stages = 0;           // of a group's keys
   int page_bytes = 0;       // of all groups' stages, a row tile's weights before, lists behind
-  int most_parts = 0;       // of the blocks so many select
+  int most_blocks = 0;      // that select
   int part_words = 0;       // a bit for each entry that a block selects from alone
   int shared_entries = 0;   // scores that a block's shared memory holds
   float* scores = nullptr;  // [num_tokens, stride], where that is not enough
   int64_t stride = 0;
-  ToldLists* lists = nullptr;  // [num_tokens], where a token has several blocks
+  ToldLists* lists = nullptr;  // [num_tokens], where a token has several parts
 };
 
-// The slices of a token's entries that are this block's: blockIdx.x and every parts-th behind it.
-// Four that follow each other in the part are a tile.
+// The slices, kSlice entries each, of a token's entries that are this block's: its part and every
+// parts-th behind it. Those that follow each other in the part are tiles.
+template <bool kOfRanks>
 struct PartSlices {
+  static constexpr int kSlice = PartSlice(kOfRanks);
+  static constexpr int kTileSlices = kIndexTile / kSlice;  // of a page, too
   int parts, count;
 
   PartSlices() = default;
-  __device__ PartSlices(int visible, int num_parts)
-      : parts(num_parts), count((NumSlices(visible) - Part() + num_parts - 1) / num_parts) {}
-  __device__ static int NumSlices(int entries) { return (entries + kPartSlice - 1) / kPartSlice; }
-  __device__ static int Part() { return static_cast<int>(blockIdx.x); }
+  __device__ PartSlices(int visible, int part, int num_parts)
+      : parts(num_parts), count((NumSlices(visible) - part + num_parts - 1) / num_parts) {}
+  __device__ static int NumSlices(int entries) { return (entries + kSlice - 1) / kSlice; }
   __device__ int NumTiles() const { return (count + kTileSlices - 1) / kTileSlices; }
-  __device__ int At(int i) const { return i * parts + Part(); }
+  __device__ int At(int i, int part) const { return i * parts + part; }
   // Of `visible` ones those of the part, and those of the parts before.
-  __device__ int NumEntries(int visible) const {
-    return (count - 1) * kPartSlice + min(kPartSlice, visible - At(count - 1) * kPartSlice);
+  __device__ int NumEntries(int visible, int part) const {
+    return (count - 1) * kSlice + min(kSlice, visible - At(count - 1, part) * kSlice);
   }
-  __device__ int NumBefore(int visible) const {
+  __device__ int NumBefore(int visible, int part) const {
     const int slices = NumSlices(visible);
-    return (Part() * (slices / parts) + min(Part(), slices % parts)) * kPartSlice;
+    return (part * (slices / parts) + min(part, slices % parts)) * kSlice;
   }
 };
 
 // Keys of a group that are on their way or in use, stages * IndexPageBytes for each; part_words
 // words of bits and shared_entries scores follow.
+template <bool kOfRanks>
 struct alignas(1024) SelectDecodeShared {
   DecodeQueries queries;
   uint2 fold_table[kFoldTable];
@@ -73,7 +75,7 @@ struct alignas(1024) SelectDecodeShared {
   };
   // The block's, kept here while it scores.
   struct Part {
-    PartSlices slices;
+    PartSlices<kOfRanks> slices;
     int entries;
     float* scores;
     uint32_t number;
@@ -83,13 +85,16 @@ struct alignas(1024) SelectDecodeShared {
 // One warpgroup's tiles of a block's part: every kDecodeGroups-th from the first. Slices of pages
 // of keys are copied to shared memory, several tiles ahead, where a tile is as a page, and become
 // operands of wgmma in registers: warps need not meet, but where a stage is filled again.
-template <config::IndexKeyDType kType>
+template <config::IndexKeyDType kType, bool kOfRanks>
 class DecodeScorer {
+  using Slices = PartSlices<kOfRanks>;
+
  public:
   // `pages`: the block's stages.
-  __device__ DecodeScorer(const SelectDecodeParams& params, SelectDecodeShared& shared,
-                          uint8_t* pages, int token, const PartSlices& slices)
+  __device__ DecodeScorer(const SelectDecodeParams& params, SelectDecodeShared<kOfRanks>& shared,
+                          uint8_t* pages, int token, const Slices& slices)
       : keys_(params.in.keys),
+        peers_(params.in.peers),
         s_(shared),
         table_(params.in.batch.block_tables +
                int64_t{params.in.batch.token_seq[token]} * params.in.batch.max_blocks),
@@ -147,30 +152,31 @@ class DecodeScorer {
   }
 
  private:
-  static constexpr int kPageBytes = IndexPageBytes(kType);
-  static constexpr int kScaleBytes = 4 * kPartSlice;
+  static constexpr int kPageBytes = IndexPageBytes(kType), kSlice = Slices::kSlice;
+  static constexpr int kTileSlices = Slices::kTileSlices, kScaleBytes = 4 * kSlice;
   static constexpr int kCodeBytes = kPageBytes / kTileSlices - kScaleBytes;
 
   __device__ static int group() { return static_cast<int>(threadIdx.x) / 128; }
   __device__ static int thread() { return static_cast<int>(threadIdx.x) % 128; }
   // That the thread fills a slice of: the first two warps one each, the others the rest.
+  static_assert(2 + 2 * (32 / kTileSlices) >= kMaxSelectStages);
   __device__ static int stage() {
     const int warp = thread() / 32, more = thread() % 32 / kTileSlices;
     return HasFirstStage() ? (more == 0 ? warp : kMaxSelectStages) : warp + 2 * more;
   }
   __device__ static int slice() { return thread() % kTileSlices; }  // that the thread copies
-  // Where the thread's slice of the part's tile is: page and quarter. -1: nowhere.
-  __device__ int PlaceOf(const PartSlices& slices, int tile) const {
+  // Where the thread's slice of the part's tile is: the page's, and in it. -1: nowhere.
+  __device__ int PlaceOf(const Slices& slices, int tile) const {
     const int i = tile * kTileSlices + slice();
     if (i >= slices.count) return -1;
-    const int at = slices.At(i);
+    const int at = slices.At(i, PartOfBlock<kOfRanks>(peers_));
     return table_[at / kTileSlices] * kTileSlices + at % kTileSlices;
   }
   __device__ void Copy(int place) {
     uint64_t* const full = s_.full[group()] + stage();
     if (place < 0) return BarrierArrive(full);
     BarrierExpectBytes(full, kCodeBytes + kScaleBytes);
-    const DeviceEntry from = EntryAt(keys_, place / kTileSlices, place % kTileSlices * kPartSlice);
+    const DeviceEntry from = EntryAt(keys_, place / kTileSlices, place % kTileSlices * kSlice);
     uint8_t* const to = pages_ + stage() * kPageBytes;
     BulkCopyOnce(to + slice() * kCodeBytes, from.data, kCodeBytes, full);
     BulkCopyOnce(to + kTileSlices * kCodeBytes + slice() * kScaleBytes, from.scales, kScaleBytes,
@@ -188,7 +194,8 @@ class DecodeScorer {
   }
 
   const PagedEntries& keys_;
-  SelectDecodeShared& s_;
+  const PeerView& peers_;
+  SelectDecodeShared<kOfRanks>& s_;
   const int32_t* table_;
   int stages_;
   uint8_t* pages_;
@@ -198,13 +205,13 @@ class DecodeScorer {
 // 16 warps, four heads each.
 __device__ inline void MakeIndexQueries(const CudaIndexSelectParams& p, int token,
                                         const IndexAngles<kQueryLanes>& angles,
-                                        SelectDecodeShared& shared) {
+                                        DecodeQueries& queries) {
   static_assert(kSelectThreads / kQueryLanes == kDecodeHeads);
   const int lane = threadIdx.x % 32, head = static_cast<int>(threadIdx.x) / kQueryLanes;
   const IndexQueryRow<kQueryLanes> query(
       p, IndexQueryInput<kQueryLanes>::Load(p, token, head, lane), angles, lane);
-  StoreQueryCodes(shared.queries.codes, head, lane, query);
-  if (lane % kQueryLanes == 0) shared.queries.weights[head] = 0.5f * query.weight;
+  StoreQueryCodes(queries.codes, head, lane, query);
+  if (lane % kQueryLanes == 0) queries.weights[head] = 0.5f * query.weight;
   FenceSharedForWgmma();
 }
 
@@ -229,38 +236,42 @@ __device__ inline Selected SelectedOf(const CudaIndexSelectParams& p, int token,
 // products that follow.
 constexpr int SelectRegisters(bool makes_queries) { return makes_queries ? 88 : 128; }
 
-template <config::IndexKeyDType kType, bool kMakesQueries>
+// kOfRanks: a token's entries are shared out among the blocks of all ranks, block i of each rank
+// next to those of the others.
+template <config::IndexKeyDType kType, bool kMakesQueries, bool kOfRanks>
 __global__ void __maxnreg__(SelectRegisters(kMakesQueries))
     SelectDecodeKernel(const __grid_constant__ SelectDecodeParams p) {
   extern __shared__ uint8_t dynamic[];
-  auto& shared = AlignedShared<SelectDecodeShared>(dynamic);
+  auto& shared = AlignedShared<SelectDecodeShared<kOfRanks>>(dynamic);
   auto* const pages = reinterpret_cast<uint8_t*>(&shared + 1);
-  const int token = blockIdx.y, part = blockIdx.x;
-  QueryTile tile(p.in.product, part, shared.query_tile,
+  const int token = blockIdx.y, block = blockIdx.x;
+  QueryTile tile(p.in.product, block, shared.query_tile,
                  *reinterpret_cast<QueryTile::Weights*>(pages));
   if (kMakesQueries && threadIdx.x < 32 && tile.exists()) tile.Prefetch();
   const uint32_t number = p.lists != nullptr ? ValueOf(p.in.number) : 0;
   const bool padding = p.in.batch.token_seq[token] < 0;
   const int visible = (p.in.batch.positions[token] + 1) / 4;
   const int wanted = visible <= kEntriesOfOneBlock ? 1 : (visible - 1) / kEntriesOfPart + 1;
-  const int parts = min(p.most_parts, wanted);
-  if (padding || visible <= p.in.topk || (part >= parts && !kMakesQueries)) {
+  const int blocks = min(p.most_blocks, wanted);
+  if (padding || visible <= p.in.topk || (block >= blocks && !kMakesQueries)) {
     WaitForPredecessor();
     AllowSuccessor();
     if (kMakesQueries && threadIdx.x < 32 && tile.exists()) tile.AwaitWeights();
-    if (padding || part > 0) return;
+    if (padding || block > 0) return;
     if (threadIdx.x == 0) p.in.counts[token] = visible;
     const Selected selected = SelectedOf<kMakesQueries>(p.in, token, number);
     for (int i = threadIdx.x; i < visible; i += kSelectThreads) selected.Store(i, i);
     return;
   }
-  const PartSlices slices(visible, parts);  // of a block that only makes queries not used
-  const int entries = slices.NumEntries(visible);
+  // Of a block that only makes queries not used.
+  const int part = PartOfBlock<kOfRanks>(p.in.peers);
+  const PartSlices<kOfRanks> slices(visible, part, blocks * (kOfRanks ? p.in.peers.size : 1));
+  const int entries = slices.NumEntries(visible, part);
   auto* const bits = reinterpret_cast<uint32_t*>(pages + p.page_bytes);
   float* scores = entries <= p.shared_entries
                       ? reinterpret_cast<float*>(bits + p.part_words)
-                      : p.scores + token * p.stride + slices.NumBefore(visible);
-  DecodeScorer<kType> scorer(p, shared, pages, token, slices);
+                      : p.scores + token * p.stride + slices.NumBefore(visible, part);
+  DecodeScorer<kType, kOfRanks> scorer(p, shared, pages, token, slices);
   if (threadIdx.x < kFoldTable) shared.fold_table[threadIdx.x] = FoldedCodes(threadIdx.x);
   shared.bins.Clear();
   if constexpr (kMakesQueries) {
@@ -270,14 +281,14 @@ __global__ void __maxnreg__(SelectRegisters(kMakesQueries))
     WaitForPredecessor();
     AllowSuccessor();
     if (threadIdx.x < kResidentThreads && tile.exists()) tile.Multiply();
-    if (part < parts) {
+    if (block < blocks) {
       __syncthreads();  // pages come where weights were
       scorer.Prefetch();
     }
-    if (part % kHeadTiles == 0 && tile.exists()) {
-      TellHead(p.in, tile, part / kHeadTiles, angles, number);
+    if (block % kHeadTiles == 0 && tile.exists()) {
+      TellHead(p.in, tile, block / kHeadTiles, angles, number);
     }
-    if (part >= parts) return;
+    if (block >= blocks) return;
     if (scorer.HasFirstStage()) {
       constexpr int kThreads = scorer.kFirstThreads;  // of each warpgroup
       const int thread = threadIdx.x / 128 * kThreads + threadIdx.x % kThreads;
@@ -290,25 +301,25 @@ __global__ void __maxnreg__(SelectRegisters(kMakesQueries))
     scorer.Prefetch();
     WaitForPredecessor();
     AllowSuccessor();
-    MakeIndexQueries(p.in, token, angles, shared);
+    MakeIndexQueries(p.in, token, angles, shared.queries);
   }
   scorer.PrefetchRest();
   if (threadIdx.x == 0) {
-    if (part == 0) p.in.counts[token] = p.in.topk;
+    if (block == 0) p.in.counts[token] = p.in.topk;
     shared.part = {slices, entries, scores, number};
   }
   __syncthreads();
   scorer.Run();
-  const SelectDecodeShared::Part& own = shared.part;
+  const auto& own = shared.part;
   const Selected selected = SelectedOf<kMakesQueries>(p.in, token, own.number);
-  if (own.slices.parts == 1) {
+  if (!kOfRanks && own.slices.parts == 1) {
     RankSelect(shared.rank, shared.bins.bins, reinterpret_cast<uint32_t*>(pages + p.page_bytes),
                own.scores, own.entries, p.in.topk)
         .Run(selected);
   } else {
-    ListSelect<kSelectThreads>(
+    ListSelect<kSelectThreads, kOfRanks>(
         shared.list, shared.bins, *reinterpret_cast<ListSelectWorkspace*>(pages), own.scores,
-        own.entries, p.in.topk, part, own.slices.parts, p.lists[token], own.number)
+        own.entries, p.in.topk, own.slices.parts, p.in.peers, p.lists[token], own.number)
         .Run(selected);
   }
 }
