@@ -246,7 +246,7 @@ TEST_P(CudaRanksTest, SharedOutBatchesHaveTheBitsOfOneGpu) {
 // Single tokens at which ranks over peer memory score a part of the entries each, as graphs.
 TEST_P(CudaRanksTest, LongContextsHaveTheBitsOfOneGpu) {
   if (GetParam().make != comm::MakePeerGroup) GTEST_SKIP() << "all ranks score all entries";
-  constexpr int kChunk = 4096, kChunks = 84, kDecodes = 8, kLength = kChunk * kChunks + kDecodes;
+  constexpr int kChunk = 4096, kChunks = 52, kDecodes = 8, kLength = kChunk * kChunks + kDecodes;
   MakeModels(WideModel(), 1, kLength);
   const auto text = RandomTokens(source_.config, kLength, 5);
   std::vector<int> chunks(kChunks, kChunk);

@@ -254,9 +254,9 @@ bool MakesIndexQueries(const CudaGemmParams& products, int num_heads, int max_en
          w.col_blocks() == kResidentBlocks && num_heads == kDecodeHeads &&
          w.rows == kDecodeHeads * kIndexDim && w.row_tiles() <= MakingBlocks();
 }
-// Where that makes three tiles a warpgroup less: what ranks tell each other takes as long as two.
+// Where that makes two tiles a warpgroup less: what ranks tell each other takes somewhat less.
 bool RanksShareEntries(const PeerView& peers, int max_entries) {
-  constexpr int kTilesLess = 3;
+  constexpr int kTilesLess = 2;
   if (peers.size == 1 || peers.num_multiprocessors != NumMultiprocessors()) return false;
   const int of_rank = (max_entries - 1) / peers.size + 1, half = NumMultiprocessors() / 2;
   const auto tiles = [](int entries, int blocks) {
