@@ -34,45 +34,36 @@ __device__ __forceinline__ void StoreTwoNumbered(uint2* to, uint2 values, uint32
   StoreTogether(reinterpret_cast<uint4*>(to), uint4{values.x, number, values.y, number});
 }
 
-// Three values and the number, at a multiple of 16 bytes, which come as one; of the same GPU, or
-// from one of another.
-enum class PacketScope { kGpu, kPeers };
-template <PacketScope kScope = PacketScope::kGpu>
+// Who sees a packet when it is there: the GPU whose memory it is in, or one that it was sent from,
+// too.
+struct OfGpu {
+  static constexpr char kName[] = "gpu";
+};
+struct OfPeers {
+  static constexpr char kName[] = "sys";
+};
+
+// Three values and the number, at a multiple of 16 bytes, which come as one.
+template <typename Scope = OfGpu>
 __device__ __forceinline__ void StoreNumberedPacket(uint4* to, uint3 values, uint32_t number) {
-#define FATHOM_STORE_PACKET(scope)                                                       \
-  asm volatile(                                                                          \
-      "{\n.reg .b64 low, high;\n.reg .b128 packet;\n"                                    \
-      "mov.b64 low, {%1, %2};\nmov.b64 high, {%3, %4};\nmov.b128 packet, {low, high};\n" \
-      "st.relaxed." scope ".global.b128 [%0], packet;\n}" ::"l"(to),                     \
-      "r"(values.x), "r"(values.y), "r"(values.z), "r"(number)                           \
-      : "memory")
-  if constexpr (kScope == PacketScope::kGpu) {
-    FATHOM_STORE_PACKET("gpu");
-  } else {
-    FATHOM_STORE_PACKET("sys");
-  }
-#undef FATHOM_STORE_PACKET
+  asm volatile(
+      "{\n.reg .b64 low, high;\n.reg .b128 packet;\n"
+      "mov.b64 low, {%1, %2};\nmov.b64 high, {%3, %4};\nmov.b128 packet, {low, high};\n"
+      "st.relaxed.%5.global.b128 [%0], packet;\n}" ::"l"(to),
+      "r"(values.x), "r"(values.y), "r"(values.z), "r"(number), "C"(Scope::kName)
+      : "memory");
 }
 // w is the number when the others are there.
-template <PacketScope kScope = PacketScope::kGpu>
+template <typename Scope = OfGpu>
 __device__ __forceinline__ uint4 LoadNumberedPacket(const uint4* from) {
   uint4 packet;
-#define FATHOM_LOAD_PACKET(scope)                                      \
-  asm volatile(                                                        \
-      "{\n.reg .b64 low, high;\n.reg .b128 packet;\n"                  \
-      "ld.relaxed." scope                                              \
-      ".global.b128 packet, [%4];\n"                                   \
-      "mov.b128 {low, high}, packet;\nmov.b64 {%0, %1}, low;\n"        \
-      "mov.b64 {%2, %3}, high;\n}"                                     \
-      : "=r"(packet.x), "=r"(packet.y), "=r"(packet.z), "=r"(packet.w) \
-      : "l"(from)                                                      \
-      : "memory")
-  if constexpr (kScope == PacketScope::kGpu) {
-    FATHOM_LOAD_PACKET("gpu");
-  } else {
-    FATHOM_LOAD_PACKET("sys");
-  }
-#undef FATHOM_LOAD_PACKET
+  asm volatile(
+      "{\n.reg .b64 low, high;\n.reg .b128 packet;\n"
+      "ld.relaxed.%5.global.b128 packet, [%4];\nmov.b128 {low, high}, packet;\n"
+      "mov.b64 {%0, %1}, low;\nmov.b64 {%2, %3}, high;\n}"
+      : "=r"(packet.x), "=r"(packet.y), "=r"(packet.z), "=r"(packet.w)
+      : "l"(from), "C"(Scope::kName)
+      : "memory");
   return packet;
 }
 

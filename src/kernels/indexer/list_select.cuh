@@ -13,6 +13,8 @@
 // the other ranks, have told. Device code only.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/collective/packets.cuh"
 #include "kernels/indexer/indexer_cuda.h"
 #include "kernels/indexer/rank_bins.cuh"
@@ -135,7 +137,7 @@ class ListSelect {
   static constexpr int kDeviations = kOfRanks ? 7 : 9;  // that a list has more than its share
   static constexpr int kTriples = 3;  // that a thread gathers, in later rounds two
   static constexpr int kSlice = PartSlice(kOfRanks);
-  static constexpr PacketScope kScope = kOfRanks ? PacketScope::kPeers : PacketScope::kGpu;
+  using Scope = std::conditional_t<kOfRanks, OfPeers, OfGpu>;
   static_assert(3 * kTriples * kThreads <= ListSelectWorkspace::kNear);
   static_assert(kMaxIndexTopk + 3 * (kTriples - 1) * kThreads <= ListSelectWorkspace::kNear);
   // A thread tells three ranks, and the last what is left.
@@ -209,7 +211,7 @@ class ListSelect {
   __device__ void Tell(int64_t away, int thread, int last, int threads) const {
     const auto store = [&](uint4* to, uint3 values) {
       to = reinterpret_cast<uint4*>(reinterpret_cast<std::byte*>(to) + away);
-      StoreNumberedPacket<kScope>(to, values, number_);
+      StoreNumberedPacket<Scope>(to, values, number_);
     };
     if (thread == last) store(told_.left[round_] + list_, {High(left_), Low(left_), 0});
 #pragma unroll 1
@@ -253,11 +255,11 @@ class ListSelect {
       for (int k = 0; k < kTriples; ++k) {
         if (!HasTriple(k) || has_triple(k)) continue;
         const int place = base_ + min(at(k), size - 1);
-        told[k] = {LoadNumberedPacket<kScope>(told_.high + place),
-                   LoadNumberedPacket<kScope>(told_.low + place)};
+        told[k] = {LoadNumberedPacket<Scope>(told_.high + place),
+                   LoadNumberedPacket<Scope>(told_.low + place)};
       }
       if (left.w != number_) {
-        left = LoadNumberedPacket<kScope>(told_.left[round_] + min(thread, lists_ - 1));
+        left = LoadNumberedPacket<Scope>(told_.left[round_] + min(thread, lists_ - 1));
       }
       there = left.w == number_;
       int missing = there ? -1 : min(thread, lists_ - 1);
