@@ -243,9 +243,11 @@ TEST_P(CudaRanksTest, SharedOutBatchesHaveTheBitsOfOneGpu) {
       {{301, 77, 450, 1, 2}, {1, 1, 500, 1, 5}, {1, 1, 1, 1, 1}, {130, 127, 1, 128, 600}});
 }
 
-// Single tokens at which ranks over peer memory score a part of the entries each, as graphs.
-TEST_P(CudaRanksTest, LongContextsHaveTheBitsOfOneGpu) {
-  if (GetParam().make != comm::MakePeerGroup) GTEST_SKIP() << "all ranks score all entries";
+// Ranks that write to each other's memory.
+class CudaRanksOfPeersTest : public CudaRanksTest {};
+
+// Single tokens, of whose entries ranks score a part each, as graphs.
+TEST_P(CudaRanksOfPeersTest, LongContextsHaveTheBitsOfOneGpu) {
   constexpr int kChunk = 4096, kChunks = 52, kDecodes = 8, kLength = kChunk * kChunks + kDecodes;
   MakeModels(WideModel(), 1, kLength);
   const auto text = RandomTokens(source_.config, kLength, 5);
@@ -263,13 +265,15 @@ TEST_P(CudaRanksTest, LongContextsHaveTheBitsOfOneGpu) {
   for (size_t r = 0; r < ranks_.size(); ++r) EXPECT_TRUE(actual[r] == expected) << "rank " << r;
 }
 
+constexpr Layout kPeers2{"Peers2", 2, comm::MakePeerGroup},
+    kPeers4{"Peers4", 4, comm::MakePeerGroup};
 INSTANTIATE_TEST_SUITE_P(Layouts, CudaRanksTest,
-                         testing::Values(Layout{"Peers2", 2, comm::MakePeerGroup},
-                                         Layout{"Nccl2", 2, MakeNccl},
-                                         Layout{"Host2", 2, comm::MakeHostGroup},
-                                         Layout{"Peers4", 4, comm::MakePeerGroup},
+                         testing::Values(kPeers2, Layout{"Nccl2", 2, MakeNccl},
+                                         Layout{"Host2", 2, comm::MakeHostGroup}, kPeers4,
                                          Layout{"Nccl4", 4, MakeNccl},
                                          Layout{"Host4", 4, comm::MakeHostGroup}),
+                         [](const auto& layout) { return layout.param.name; });
+INSTANTIATE_TEST_SUITE_P(Layouts, CudaRanksOfPeersTest, testing::Values(kPeers2, kPeers4),
                          [](const auto& layout) { return layout.param.name; });
 
 }  // namespace

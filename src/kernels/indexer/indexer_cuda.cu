@@ -130,7 +130,8 @@ int64_t ScoreStride(int max_entries) { return (int64_t{max_entries} + 63) / 64 *
 // once, on `room` multiprocessors.
 int DecodeBlocks(int num_tokens, int ranks, int max_entries, int room) {
   if (max_entries <= kEntriesOfOneBlock) return 1;
-  const int most = std::max(std::min(room, kMaxListBlocks / ranks) / num_tokens, 1);
+  const int lists = std::min(2 * kMaxListTokens, kMaxListBlocks / ranks);
+  const int most = std::max(std::min(room, lists) / num_tokens, 1);
   return std::min(most, (max_entries - 1) / kEntriesOfPart + 1);
 }
 // Besides the scores: the queries.
@@ -231,7 +232,6 @@ void SelectRounds(const CudaIndexSelectParams& p, IndexScoreParams score, Select
 
 }  // namespace
 
-// Of tokens with two blocks or more.
 int64_t IndexListsBytes() { return kMaxListTokens * int64_t{sizeof(ToldLists)}; }
 int64_t SharedIndexListsBytes() { return sizeof(ToldLists); }
 int64_t IndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries) {

@@ -24,8 +24,8 @@
 
 namespace fathom::kernels {
 
-// Entries next to each other of a part. Of ranks the parts are smaller: the fullest has more than
-// its share.
+// Entries next to each other of a part. Ranks have more parts, so that the fullest of them would
+// have more above its share.
 constexpr int PartSlice(bool of_ranks) { return of_ranks ? 4 : 16; }
 // The block's, of those of a token. Not kept in a register: constants give it.
 template <bool kOfRanks>
@@ -33,7 +33,7 @@ __device__ __forceinline__ int PartOfBlock(const PeerView& peers) {
   const auto block = static_cast<int>(blockIdx.x);
   return kOfRanks ? block * peers.size + peers.rank : block;
 }
-inline constexpr int kMaxListTokens = 80;
+inline constexpr int kMaxListTokens = 80;   // that have two blocks or more
 inline constexpr int kMaxListBlocks = 264;  // of all tokens; of one, those of all ranks
 
 // Of one token, in device memory. Rounds have places of their own, as blocks may be a round behind.
