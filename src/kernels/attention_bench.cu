@@ -52,6 +52,7 @@ struct Model {
 constexpr Model kFlash{"Flash", 64, 1024, 512}, kPro{"Pro", 128, 1536, 1024};
 // A tensor rank's, of 2 and of 4.
 constexpr Model kFlashHalf{"Half", 32, 1024, 512}, kFlashQuarter{"Quarter", 16, 1024, 512};
+constexpr Model kProEighth{"Eighth", 16, 1536, 1024};  // of 8
 
 struct Step {
   int num_seqs, tokens_per_seq, num_computed;
@@ -273,6 +274,7 @@ int Run(const char* what) {
         bench.Free();
       }
     }
+    for (const int seqs : {1, 8, 32, 128}) all(kProEighth, {seqs, 1, 4096});
   }
   if (chosen("few")) {
     for (const Model& model : {kFlash, kFlashHalf, kFlashQuarter}) {

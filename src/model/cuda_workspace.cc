@@ -79,7 +79,7 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, int64_t head
   carver.Take(w.attention_out, head_rows * c.head_dim);
   carver.Take(w.attention_workspace, kernels::SparseAttentionWorkspaceBytes(c.num_heads) / 4);
   carver.Take(w.grouped_parts, kernels::kGroupedParts * int64_t{c.o_groups} * c.o_lora_rank);
-  carver.Take(w.output_sums, std::min(m, kernels::kLargeBoundaryTokens - 1) * hidden);
+  carver.Take(w.output_sums, std::min(m, kernels::LargeBoundaryTokens(hidden) - 1) * hidden);
   carver.Take(w.router_scores, m * c.num_experts);
   w.pair_rows = MaxPairRowsOf(c, limits, num_data_ranks);
   const int64_t most_tokens = MostTokens(limits, num_data_ranks);

@@ -1,15 +1,16 @@
-// PostMixKernel: a block has a range of 256 columns, whose mixers stay in shared memory, and takes
-// tiles of 16 tokens one after another; eight warps a tile, each 32 of the columns in all streams,
-// so that what is read at a time lies together in memory. What a thread loads is what it gives the
-// tensor cores: of tokens g and g + 8 (g = lane / 4) 8 columns that follow each other, as columns
-// 2, 2, 2 and 2 of k (the mixers' columns are taken alike, so their order does not matter).
-// PreKernel: a block a token.
+// PostMixKernel, of prompts and large decodes (smaller ones: post_mix_decode.cuh): a block has a
+// range of 256 columns, whose mixers stay in shared memory, and takes tiles of 16 tokens one after
+// another; eight warps a tile, each 32 of the columns in all streams, so that what is read at a
+// time lies together in memory. What a thread loads is what it gives the tensor cores: of tokens g
+// and g + 8 (g = lane / 4) 8 columns that follow each other, as columns 2, 2, 2 and 2 of k (the
+// mixers' columns are taken alike, so their order does not matter). PreKernel: a block a token.
 #include <algorithm>
 
 #include "base/check.h"
 #include "kernels/hyper_connection/boundary_large.h"
 #include "kernels/hyper_connection/gates.cuh"
 #include "kernels/hyper_connection/milestone.cuh"
+#include "kernels/hyper_connection/post_mix_decode.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/mma.cuh"
 #include "kernels/quantize/quantize.cuh"
@@ -20,35 +21,17 @@ namespace {
 
 constexpr int kS = kNumStreams;
 constexpr int kThreads = 512;
-constexpr int kTokens = 16;                              // a tile
 constexpr int kChunk = 32;                               // columns of a warp, 8 a thread
 constexpr int kChunks = kBoundaryRangeColumns / kChunk;  // of a range: warps of a tile
 constexpr int kTeams = kThreads / 32 / kChunks;          // of warps with a tile
 constexpr int kTeamThreads = kChunks * 32;
-constexpr int kSumStride = 32;                         // floats of a token's sums
-constexpr int kParts = 3;                              // BF16 values of a mixer's value
 constexpr int kRowPieces = kBoundaryRangeColumns / 8;  // of 8 columns: 16 bytes
-constexpr int kMixTiles = kNumMixes / 8;
-constexpr int kSums = kMixTiles * 4 + 2;  // of a thread; the last are its tokens' squares
-
-// How the work is shared. Block i has range i % ranges and every groups-th pair of tiles.
-struct PostMixShape {
-  int ranges = 0;  // of the columns
-  int groups = 0;  // blocks of a range
-  int tiles = 0;   // of 16 tokens
-};
-
-// What a post needs to know of a tile's tokens.
-struct TileGates {
-  float4 comb[kTokens][kS + 1];  // rows of C; post
-  int32_t pairs[kTokens][kMaxBoundaryPairs];
-};
 
 struct PostMixShared {
-  uint4 mixers[kS][kParts][kNumMixes][kRowPieces];
+  uint4 mixers[kS][kMixerParts][kNumMixes][kRowPieces];
   // Of a tile, and of the next one.
   TileGates gates[2][kTeams];
-  float sums[2][kTeams][kChunks][kSums][32];
+  float sums[2][kTeams][kChunks][kPostSums][32];
 };
 
 __device__ inline void Unpack(const uint4& bits, float (&v)[8]) {
@@ -90,14 +73,11 @@ class PostMix {
     for (int buffer = 0; tile_ < shape_.tiles; tile_ += stride, buffer ^= 1) {
       FetchGates(tile_ + stride);
       Prefetch(tile_ + stride);
-      float sums[kSums] = {};
-      if (chunk() < chunks_) AddChunk(s_.gates[buffer][team()], sums);
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) s_.sums[buffer][team()][chunk()][i][lane()] = sums[i];
+      AddChunk(s_.gates[buffer][team()], s_.sums[buffer][team()][chunk()]);
       KeepGates(buffer ^ 1);
       PrefetchPairs(tile_ + stride);
       NamedBarrier(1 + team(), kTeamThreads);
-      WriteSums(s_.sums[buffer][team()]);
+      WriteTileSums<kTeamThreads>(p_, shape_, tile_, range_, s_.sums[buffer][team()]);
     }
   }
 
@@ -107,7 +87,9 @@ class PostMix {
   __device__ static int member() { return static_cast<int>(threadIdx.x) % kTeamThreads; }
   __device__ static int chunk() { return member() / 32; }
   // Of the thread's token i, 0 or 1.
-  __device__ int64_t Token(int i) const { return tile_ * int64_t{kTokens} + lane() / 4 + i * 8; }
+  __device__ int64_t Token(int i) const {
+    return tile_ * int64_t{kPostTokens} + lane() / 4 + i * 8;
+  }
   __device__ int64_t Row(int i) const { return min(Token(i), p_.num_tokens - 1); }
   __device__ bool IsReal(int i) const { return Token(i) < p_.num_tokens; }
 
@@ -126,7 +108,7 @@ class PostMix {
       const float4 low = __ldg(fn), high = __ldg(fn + 1);
       float rest[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
+      for (int part = 0; part < kMixerParts; ++part) {
         const uint4 bits = Pack(rest);
         s_.mixers[stream][part][mix][Place(mix, piece)] = bits;
         float values[8];
@@ -140,36 +122,37 @@ class PostMix {
   __device__ void FetchGates(int tile) {
     if (p_.output.y == nullptr || tile >= shape_.tiles) return;
     const auto row = [this, tile](int token) {
-      return min(tile * int64_t{kTokens} + token, p_.num_tokens - 1);
+      return min(tile * int64_t{kPostTokens} + token, p_.num_tokens - 1);
     };
-    if (member() < kTokens * (kS + 1)) {
+    if (member() < kPostTokens * (kS + 1)) {
       const int token = member() / (kS + 1), i = member() % (kS + 1);
       const float* from =
           i < kS ? p_.before.comb + (row(token) * kS + i) * kS : p_.before.post + row(token) * kS;
       gate_ = *reinterpret_cast<const float4*>(from);
     }
     const int token = member() / kMaxBoundaryPairs, i = member() % kMaxBoundaryPairs;
-    if (token < kTokens && i < p_.output.num_chosen) {
+    if (token < kPostTokens && i < p_.output.num_chosen) {
       pair_ = p_.output.pair_of[row(token) * p_.output.num_chosen + i];
     }
   }
   __device__ void KeepGates(int buffer) {
     TileGates& gates = s_.gates[buffer][team()];
-    if (member() < kTokens * (kS + 1)) (&gates.comb[0][0])[member()] = gate_;
-    if (member() < kTokens * kMaxBoundaryPairs) (&gates.pairs[0][0])[member()] = pair_;
+    if (member() < kPostTokens * (kS + 1)) (&gates.comb[0][0])[member()] = gate_;
+    if (member() < kPostTokens * kMaxBoundaryPairs) (&gates.pairs[0][0])[member()] = pair_;
   }
 
   // What the tile will read of the range, to the second-level cache: a row at a time.
   __device__ void Prefetch(int tile) const {
     if (tile >= shape_.tiles) return;
-    const int64_t row = int64_t{tile} * kTokens * kS + member(), first = int64_t{tile} * kTokens;
-    if (member() < kTokens * kS) PrefetchRow(p_.streams, min(row, p_.num_tokens * kS - 1));
-    const int token = member() - kTokens * kS;
-    if (token < 0 || token >= kTokens || p_.output.y == nullptr) return;
+    const int64_t row = int64_t{tile} * kPostTokens * kS + member(),
+                  first = int64_t{tile} * kPostTokens;
+    if (member() < kPostTokens * kS) PrefetchRow(p_.streams, min(row, p_.num_tokens * kS - 1));
+    const int token = member() - kPostTokens * kS;
+    if (token < 0 || token >= kPostTokens || p_.output.y == nullptr) return;
     PrefetchRow(p_.output.y, min(first + token, p_.num_tokens - 1));
   }
   __device__ void PrefetchPairs(int tile) const {
-    if (tile >= shape_.tiles || member() >= kTokens * kMaxBoundaryPairs) return;
+    if (tile >= shape_.tiles || member() >= kPostTokens * kMaxBoundaryPairs) return;
     if (member() % kMaxBoundaryPairs < p_.output.num_chosen) PrefetchRow(p_.output.y, pair_);
   }
   __device__ void PrefetchRow(const __nv_bfloat16* rows, int64_t row) const {
@@ -230,7 +213,11 @@ class PostMix {
   }
 
   // Sums of the warp's 32 columns are the tensor core's, those over more are FP32's.
-  __device__ void AddChunk(const TileGates& gates, float (&sums)[kSums]) const {
+  __device__ void AddChunk(const TileGates& gates, float (&sums)[kPostSums][32]) const {
+    if (chunk() >= chunks_) {
+      for (auto& sum : sums) sum[lane()] = 0;
+      return;
+    }
     const int piece = chunk() * (kChunk / 8) + lane() % 4;
     const int column = column0_ + piece * 8;
     uint32_t x[2][kS][4];
@@ -251,13 +238,14 @@ class PostMix {
         }
       }
     }
-    float products[kMixTiles][4] = {}, squares[2][4] = {};
+    float products[kMixTiles][4] = {};
+    TileSums all;
 #pragma unroll
     for (int j = 0; j < kS; ++j) {
       const uint32_t a[2][4] = {{x[0][j][0], x[1][j][0], x[0][j][1], x[1][j][1]},
                                 {x[0][j][2], x[1][j][2], x[0][j][3], x[1][j][3]}};
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
+      for (int part = 0; part < kMixerParts; ++part) {
 #pragma unroll
         for (int n = 0; n < kMixTiles; ++n) {
           const int mix = n * 8 + lane() / 4;
@@ -266,35 +254,9 @@ class PostMix {
           WarpMultiply(products[n], a[1], b.z, b.w);
         }
       }
-      for (const auto& step : a) {
-        WarpMultiply(squares[0], step, step[0], step[2]);
-        WarpMultiply(squares[1], step, step[1], step[3]);
-      }
+      for (const auto& step : a) all.AddSquares(step);
     }
-#pragma unroll
-    for (int n = 0; n < kMixTiles; ++n) {
-      for (int i = 0; i < 4; ++i) sums[n * 4 + i] = products[n][i];
-    }
-    // A token times all tokens: its own is on the diagonal, where g = 2 (lane % 4) or one more.
-    const bool odd = lane() / 4 % 2 != 0;
-    sums[kMixTiles * 4] = odd ? squares[0][1] : squares[0][0];
-    sums[kMixTiles * 4 + 1] = odd ? squares[1][3] : squares[1][2];
-  }
-
-  // The team adds up its warps' sums in order.
-  __device__ void WriteSums(const float (&sums)[kChunks][kSums][32]) const {
-    for (int at = member(); at < kSums * 32; at += kTeamThreads) {
-      const int i = at / 32, quad = lane() % 4;
-      const bool is_square = i >= kMixTiles * 4;
-      const int token = lane() / 4 + (is_square ? i - kMixTiles * 4 : i % 4 / 2) * 8;
-      const int mix = is_square ? kNumMixes : i / 4 * 8 + quad * 2 + i % 2;
-      float sum = 0;
-#pragma unroll
-      for (int c = 0; c < kChunks; ++c) sum += sums[c][i][lane()];
-      const int64_t t = tile_ * int64_t{kTokens} + token;
-      if (t >= p_.num_tokens || (is_square && quad != lane() / 8)) continue;
-      p_.scratch[(t * shape_.ranges + range_) * kSumStride + mix] = sum;
-    }
+    all.Keep(products, sums);
   }
 
   const CudaHyperConnectionParams& p_;
@@ -315,8 +277,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 struct PreShared {
-  float sums[kMaxBoundaryRanges][kSumStride];
-  float pre[kS];
+  float sums[kThreads / 32][kSumStride];
   float warp_squares[kThreads / 32];
 };
 
@@ -325,27 +286,37 @@ __device__ float InverseRms(const CudaHyperConnectionParams& p, float squares) {
   return InverseSqrt(squares / static_cast<float>(kS * p.hidden) + p.constants.norm_eps);
 }
 
-// pre for this launch, post for the next one.
-__device__ void Gates(const CudaHyperConnectionParams& p, int64_t t, int ranges, PreShared& s) {
+// On lane i of every warp: mix i of token t; sum kNumMixes: of squares. Each warp adds up some of
+// the ranges, then all of them what these have.
+template <int kPreThreads>
+__device__ float TokenSum(const CudaHyperConnectionParams& p, int64_t t, int ranges, PreShared& s) {
+  constexpr int kWarps = kPreThreads / 32, kMost = kMaxBoundaryRanges / kWarps;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  for (int r = warp; r < ranges; r += static_cast<int>(blockDim.x) / 32) {
-    if (lane <= kNumMixes) s.sums[r][lane] = p.scratch[(t * ranges + r) * kSumStride + lane];
+  float parts[kMost];
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+    const int r = warp + i * kWarps;
+    parts[i] =
+        r < ranges && lane <= kNumMixes ? p.scratch[(t * ranges + r) * kSumStride + lane] : 0;
   }
+  float sum = 0;
+  for (const float part : parts) sum += part;
+  s.sums[warp][lane] = sum;
   __syncthreads();
-  if (warp == 0) {
-    float sum = 0;
-    for (int r = 0; r < ranges; ++r) sum += s.sums[r][lane];
-    const float inverse_rms = InverseRms(p, __shfl_sync(0xffffffffu, sum, kNumMixes));
-    if (lane < 2 * kS) {
-      const float gate = Sigmoid(sum * inverse_rms * p.scale[lane / kS] + p.base[lane]);
-      if (lane < kS) s.pre[lane] = gate + p.constants.hc_eps;
-      if (lane >= kS) p.after.post[t * kS + lane - kS] = 2.0f * gate;
-    }
-  }
-  __syncthreads();
+  sum = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) sum += s.sums[w][lane];
+  return sum;
 }
 
-// C for the next post, and its logits: four threads a token, a row each.
+// Of a token's mixes what the next launch needs; one warp.
+__device__ void WriteState(const CudaHyperConnectionParams& p, int64_t t, float mix) {
+  const int i = static_cast<int>(threadIdx.x) % 32 - kS;
+  if (i >= 0 && i < kS) p.after.post[t * kS + i] = 2.0f * Sigmoid(mix);
+  if (i >= kS && i < kNumMixes - kS) p.after.comb_logits[t * kS * kS + i - kS] = mix;
+}
+
+// C for the next post: four threads a token, a row each.
 __device__ void WriteComb(const CudaHyperConnectionParams& p, int64_t first, int ranges) {
   const int64_t token = first + threadIdx.x / kS, t = min(token, p.num_tokens - 1);
   const int j = static_cast<int>(threadIdx.x) % kS, mix = (2 + j) * kS;
@@ -360,12 +331,10 @@ __device__ void WriteComb(const CudaHyperConnectionParams& p, int64_t first, int
   }
   const float scale = InverseRms(p, squares) * p.scale[2];
   const float4 base = *reinterpret_cast<const float4*>(p.base + mix);
-  const float4 logits{sum.x * scale + base.x, sum.y * scale + base.y, sum.z * scale + base.z,
-                      sum.w * scale + base.w};
-  const float4 comb = Sinkhorn(logits, p.constants);
-  if (token != t) return;
-  reinterpret_cast<float4*>(p.after.comb_logits)[t * kS + j] = logits;
-  reinterpret_cast<float4*>(p.after.comb)[t * kS + j] = comb;
+  const float4 comb = Sinkhorn({sum.x * scale + base.x, sum.y * scale + base.y,
+                                sum.z * scale + base.z, sum.w * scale + base.w},
+                               p.constants);
+  if (token == t) reinterpret_cast<float4*>(p.after.comb)[t * kS + j] = comb;
 }
 
 // Eight columns of the input, BF16 and FP8; 16 lanes have one FP8 block.
@@ -405,7 +374,8 @@ __global__ void __launch_bounds__(kPreThreads, 1024 / kPreThreads)
     return WriteComb(p, int64_t{blockIdx.x} * kPreThreads / kS, ranges);
   }
   const int64_t t = static_cast<int>(blockIdx.x) - comb_blocks;
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = static_cast<int>(threadIdx.x), own_mix = min(thread % 32, kNumMixes - 1);
+  const float scale = p.scale[min(own_mix / kS, 2)], base = p.base[own_mix];
   uint4 norm[kPieces], streams[kPieces][kS];
 #pragma unroll
   for (int n = 0; n < kPieces; ++n) {
@@ -414,6 +384,7 @@ __global__ void __launch_bounds__(kPreThreads, 1024 / kPreThreads)
   }
   WaitForPredecessor();
   AllowSuccessor();
+  if (blockIdx.x == 0 && thread == 0) Leave(p.milestone);
 #pragma unroll
   for (int n = 0; n < kPieces; ++n) {
     const int column = (thread + n * kPreThreads) * 8;
@@ -422,7 +393,12 @@ __global__ void __launch_bounds__(kPreThreads, 1024 / kPreThreads)
       streams[n][k] = *reinterpret_cast<const uint4*>(p.streams + (t * kS + k) * p.hidden + column);
     }
   }
-  Gates(p, t, ranges, s);
+  const float sum = TokenSum<kPreThreads>(p, t, ranges, s);
+  const float inverse = InverseRms(p, __shfl_sync(0xffffffffu, sum, kNumMixes));
+  const float mix = sum * inverse * scale + base, gate = Sigmoid(mix) + p.constants.hc_eps;
+  float pre[kS];
+  for (int k = 0; k < kS; ++k) pre[k] = __shfl_sync(0xffffffffu, gate, k);
+  if (thread < 32) WriteState(p, t, mix);
   float squares = 0;
 #pragma unroll
   for (int n = 0; n < kPieces; ++n) {
@@ -431,7 +407,7 @@ __global__ void __launch_bounds__(kPreThreads, 1024 / kPreThreads)
     for (int k = 0; k < kS; ++k) {
       float x[8];
       Unpack(streams[n][k], x);
-      for (int i = 0; i < 8; ++i) y[i] += s.pre[k] * x[i];
+      for (int i = 0; i < 8; ++i) y[i] += pre[k] * x[i];
     }
     streams[n][0] = Pack(y);
     Unpack(streams[n][0], y);
@@ -440,9 +416,9 @@ __global__ void __launch_bounds__(kPreThreads, 1024 / kPreThreads)
   squares = WarpSum(squares);
   if (thread % 32 == 0) s.warp_squares[thread / 32] = squares;
   __syncthreads();
-  float sum = 0;
-  for (int i = 0; i < kPreThreads / 32; ++i) sum += s.warp_squares[i];
-  const float mean = sum / static_cast<float>(p.hidden);
+  float all_squares = 0;
+  for (int i = 0; i < kPreThreads / 32; ++i) all_squares += s.warp_squares[i];
+  const float mean = all_squares / static_cast<float>(p.hidden);
   const float inverse_rms = InverseSqrt(mean + p.constants.norm_eps);
 #pragma unroll
   for (int n = 0; n < kPieces; ++n) {
@@ -452,33 +428,47 @@ __global__ void __launch_bounds__(kPreThreads, 1024 / kPreThreads)
   }
 }
 
+constexpr int kPostBlocks = 2 * 132;  // that run at once
+
 PostMixShape MakeShape(const CudaHyperConnectionParams& p) {
   PostMixShape s;
-  s.ranges = BoundaryRanges(p.hidden);
-  s.tiles = static_cast<int>((p.num_tokens + kTokens - 1) / kTokens);
-  s.groups = std::clamp(132 / s.ranges, 1, s.tiles);
+  s.tiles = static_cast<int>((p.num_tokens + kPostTokens - 1) / kPostTokens);
+  s.ranges = static_cast<int>(p.hidden) / kDecodeRangeColumns;
+  s.is_decode =
+      !p.prefill && p.num_tokens <= kMostDecodeTokens && s.ranges * s.tiles <= kPostBlocks;
+  if (!s.is_decode) s.ranges = BoundaryRanges(p.hidden);
+  s.groups = s.is_decode ? s.tiles : std::clamp(132 / s.ranges, 1, s.tiles);
   return s;
+}
+
+template <int kPairs>
+void LaunchPost(const CudaHyperConnectionParams& p, const PostMixShape& shape,
+                device::Stream& stream) {
+  const auto blocks = static_cast<unsigned>(shape.groups * shape.ranges);
+  if (shape.is_decode) {
+    LaunchKernel(DecodePostKernel<kPairs>, blocks, kDecodePostThreads, 0, stream, p, shape);
+  } else {
+    LaunchKernel(PostMixKernel<kPairs>, blocks, kThreads, sizeof(PostMixShared), stream, p, shape);
+  }
 }
 
 }  // namespace
 
 bool IsLargeBoundary(const CudaHyperConnectionParams& p) {
   return p.scratch != nullptr && p.rows == nullptr &&
-         (p.prefill || p.num_tokens >= kLargeBoundaryTokens) &&
+         (p.prefill || p.num_tokens >= LargeBoundaryTokens(p.hidden)) &&
          p.output.num_chosen <= kMaxBoundaryPairs && p.hidden <= kPieces * kThreads * 8;
 }
 
 void LaunchLargeBoundary(const CudaHyperConnectionParams& p, device::Stream& stream) {
   const PostMixShape shape = MakeShape(p);
-  const auto blocks = static_cast<unsigned>(shape.groups * shape.ranges);
-  const auto launch = [&](auto kernel) {
-    LaunchKernel(kernel, blocks, kThreads, sizeof(PostMixShared), stream, p, shape);
-  };
   const int pairs = p.output.pair_of == nullptr ? 0 : p.output.num_chosen;
-  launch(pairs == 0 ? PostMixKernel<0> : pairs <= 6 ? PostMixKernel<6> : PostMixKernel<8>);
+  pairs == 0   ? LaunchPost<0>(p, shape, stream)
+  : pairs <= 6 ? LaunchPost<6>(p, shape, stream)
+               : LaunchPost<8>(p, shape, stream);
   const auto pre = [&](auto kernel, int threads) {
     const auto tokens = static_cast<int>(p.num_tokens);
-    const int comb_blocks = (tokens * kS + threads - 1) / threads;
+    const int comb_blocks = shape.is_decode ? 0 : (tokens * kS + threads - 1) / threads;
     LaunchKernel(kernel, static_cast<unsigned>(comb_blocks + tokens),
                  static_cast<unsigned>(threads), 0, stream, p, shape.ranges, comb_blocks);
   };

@@ -8,20 +8,26 @@
 
 namespace fathom::kernels {
 
-inline constexpr int64_t kLargeBoundaryTokens = 17;  // from here on
+// Decodes: from here on, as far as clusters of two tokens run at once.
+constexpr int64_t LargeBoundaryTokens(int64_t hidden) { return hidden > 4096 ? 15 : 17; }
 inline constexpr int64_t kMaxBoundaryPairs = 8;
 
 // The columns are ranges, whose sums are added in order at the end: the same bits however many
 // blocks share them.
 inline constexpr int kBoundaryRangeColumns = 256;
-inline constexpr int kMaxBoundaryRanges = 32;
+inline constexpr int kDecodeRangeColumns = 128;
+inline constexpr int64_t kMostDecodeTokens = 128;
+inline constexpr int kMaxBoundaryRanges = 64;
 constexpr int BoundaryRanges(int64_t hidden) {
   return static_cast<int>((hidden + kBoundaryRangeColumns - 1) / kBoundaryRangeColumns);
 }
 
 // The scratch of a step: the sums of each range.
 constexpr int64_t BoundaryScratchFloats(int64_t num_tokens, int64_t hidden) {
-  return num_tokens * BoundaryRanges(hidden) * 32;
+  const int64_t few = num_tokens < kMostDecodeTokens ? num_tokens : kMostDecodeTokens;
+  const int64_t rows = num_tokens * BoundaryRanges(hidden);
+  const int64_t rows_of_few = few * (hidden / kDecodeRangeColumns);
+  return (rows > rows_of_few ? rows : rows_of_few) * 32;
 }
 
 bool IsLargeBoundary(const CudaHyperConnectionParams& params);

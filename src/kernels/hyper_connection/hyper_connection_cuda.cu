@@ -648,7 +648,8 @@ int64_t MaxExchangeTokens(int64_t hidden) {
   return std::min({MaxExchangeTokens<false, Ranks::kColumns>(hidden),
                    MaxExchangeTokens<false, Ranks::kSumsOf2>(hidden),
                    MaxExchangeTokens<false, Ranks::kSumsOf4>(hidden),
-                   MaxExchangeTokens<true, Ranks::kColumns>(hidden), kLargeBoundaryTokens - 1});
+                   MaxExchangeTokens<true, Ranks::kColumns>(hidden),
+                   LargeBoundaryTokens(hidden) - 1});
 }
 
 }  // namespace fathom::kernels

@@ -1,5 +1,5 @@
-// One warp routes a token. Few tokens: route_direct.cuh. More: the last block to route its tokens
-// makes the plan.
+// One warp routes a token. Few tokens: route_direct.cuh; a decode of some more: route_batch.cuh.
+// Many: the last block to route its tokens makes the plan.
 #include <algorithm>
 
 #include "base/check.h"
@@ -8,6 +8,7 @@
 #include "kernels/launch.cuh"
 #include "kernels/moe_route/moe_route_cuda.h"
 #include "kernels/moe_route/route_alone.cuh"
+#include "kernels/moe_route/route_batch.cuh"
 #include "kernels/moe_route/route_choice.cuh"
 #include "kernels/moe_route/route_direct.cuh"
 
@@ -23,7 +24,7 @@ constexpr int kExpertsOfLane = kMaxExperts / 32;
 struct RouteShape {
   int tokens = 0;         // of a block
   int warp_tokens = 0;    // of a warp, at most
-  int blocks = 0;         // up to kMaxRouteBlocks
+  int blocks = 0;         // up to kMaxRouteBlocks; 0: pairs have their rows
   int shared_groups = 0;  // of rows, of the shared expert
   int tile_rows = 0;
 };
@@ -222,9 +223,11 @@ __global__ void __launch_bounds__(kGatherWarps * 32)
   const bool has_pairs = t < p.num_tokens && p.token_seq[t] >= 0;
   int row = 0;
   if (is_pair && has_pairs) {
-    const int expert = p.expert_ids[pair];
-    row = p.plan.pair_of[pair] + p.board->counts[t / shape.tokens][expert] +
-          p.board->counts[shape.blocks][expert];
+    row = p.plan.pair_of[pair];
+    if (shape.blocks > 0) {
+      const int expert = p.expert_ids[pair];
+      row += p.board->counts[t / shape.tokens][expert] + p.board->counts[shape.blocks][expert];
+    }
     rows[warp][lane] = row;
   }
   __syncthreads();  // all parts of the token have their rows
@@ -302,6 +305,11 @@ void LaunchDirect(const CudaMoeRouteParams& p, device::Stream& stream) {
   p.num_tokens <= 8 ? LaunchDirect<1>(p, stream) : LaunchDirect<2>(p, stream);
 }
 
+template <int kLane>
+void LaunchBatch(const CudaMoeRouteParams& p, device::Stream& stream) {
+  LaunchClusters(RouteBatchKernel<kLane>, kBatchBlocks, kBatchBlocks, kBatchThreads, 0, stream, p);
+}
+
 void LaunchGate(const CudaMoeRouteParams& p, device::Stream& stream) {
   CudaGemmParams gate{
       .num_problems = 1, .num_tokens = p.num_tokens, .prefill = p.prefill, .few_rows = true};
@@ -336,9 +344,14 @@ void Launch(const CudaMoeRouteParams& p, device::Stream& stream) {
     if (p.num_tokens <= kDirectTokens && !p.prefill) return LaunchDirect(p, stream);
     LaunchGate(p, stream);
   }
-  const RouteShape shape = MakeShape(p);
-  LaunchKernel(RouteKernel, static_cast<unsigned>(shape.blocks), kRouteThreads, sizeof(RouteShared),
-               stream, p, shape);
+  RouteShape shape = MakeShape(p);
+  if (p.num_tokens <= kBatchTokens && !p.prefill && p.plans) {
+    shape.blocks = 0;
+    p.num_experts <= 256 ? LaunchBatch<8>(p, stream) : LaunchBatch<16>(p, stream);
+  } else {
+    LaunchKernel(RouteKernel, static_cast<unsigned>(shape.blocks), kRouteThreads,
+                 sizeof(RouteShared), stream, p, shape);
+  }
   if (!p.plans) return;
   const int parts = p.num_tokens < kManyTokens ? kGatherWarps : 1;
   const auto items = static_cast<unsigned>(p.num_tokens * parts);

@@ -1,0 +1,225 @@
+// The first of boundary_large.h's launches for a decode: a block has a tile of 16 tokens in 128
+// columns, 16 a warp, whose mixers it has fetched before the wait, and makes C itself. Of tokens g
+// and g + 8 a thread has 4 columns that follow each other, which it gives the tensor cores as
+// columns 2 and 2 of k (the mixers' columns are taken alike, so their order does not matter).
+// Device code only.
+#pragma once
+
+#include "kernels/hyper_connection/gates.cuh"
+#include "kernels/hyper_connection/post_mix.cuh"
+#include "kernels/launch.cuh"
+#include "kernels/quantize/quantize.cuh"
+
+namespace fathom::kernels {
+
+inline constexpr int kDecodePostThreads = 256, kDecodeWarps = kDecodePostThreads / 32;
+inline constexpr int kDecodeChunk = kDecodeRangeColumns / kDecodeWarps;
+
+struct DecodePostShared {
+  uint2 last[kNumStreams][kMixTiles][kDecodePostThreads];  // a thread's mixers' last part
+  TileGates gates;
+  float sums[kDecodeWarps][kPostSums][32];
+};
+
+template <int kPairs>
+class DecodePost {
+ public:
+  __device__ DecodePost(const CudaHyperConnectionParams& params, const PostMixShape& shape,
+                        DecodePostShared& shared)
+      : p_(params),
+        shape_(shape),
+        s_(shared),
+        hidden_(static_cast<int>(params.hidden)),
+        range_(static_cast<int>(blockIdx.x) % shape.ranges),
+        column_(range_ * kDecodeRangeColumns + warp() * kDecodeChunk + lane() % 4 * 4),
+        tile_(static_cast<int>(blockIdx.x) / shape.ranges) {}
+
+  __device__ void Run() {
+    AllowSuccessor();
+    LoadMixers();
+    if (p_.output.y == nullptr) {  // its predecessor made the streams
+      WaitForPredecessor();
+      LoadStreams();
+    } else {
+      LoadStreams();
+      MakeGates();
+      __syncthreads();
+      WaitForPredecessor();
+      Post();
+    }
+    Multiply();
+    __syncthreads();
+    WriteTileSums<kDecodePostThreads>(p_, shape_, tile_, range_, s_.sums);
+  }
+
+ private:
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+  __device__ static int warp() { return thread() / 32; }
+  __device__ static int lane() { return thread() % 32; }
+  __device__ int64_t Row(int token) const {
+    return min(tile_ * int64_t{kPostTokens} + token, p_.num_tokens - 1);
+  }
+  // Of the thread's token i, 0 or 1.
+  __device__ int64_t OwnRow(int i) const { return Row(lane() / 4 + i * 8); }
+  __device__ bool IsReal(int i) const {
+    return tile_ * int64_t{kPostTokens} + lane() / 4 + i * 8 < p_.num_tokens;
+  }
+
+  // Each value as the sum of three BF16 values, of which the last is in shared memory.
+  __device__ void LoadMixers() {
+    float4 values[kNumStreams][kMixTiles];
+#pragma unroll
+    for (int j = 0; j < kNumStreams; ++j) {
+#pragma unroll
+      for (int n = 0; n < kMixTiles; ++n) {
+        const int row = (n * 8 + lane() / 4) * kNumStreams + j;
+        values[j][n] = __ldg(reinterpret_cast<const float4*>(p_.fn + row * hidden_ + column_));
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kNumStreams; ++j) {
+#pragma unroll
+      for (int n = 0; n < kMixTiles; ++n) {
+        float4 rest = values[j][n];
+#pragma unroll
+        for (int part = 0; part < kMixerParts; ++part) {
+          const uint2 bits{PackBf16(rest.x, rest.y), PackBf16(rest.z, rest.w)};
+          if (part < kMixerParts - 1) {
+            mixers_[j][n][part] = bits;
+          } else {
+            s_.last[j][n][thread()] = bits;
+          }
+          const float2 low = UnpackBf16(bits.x), high = UnpackBf16(bits.y);
+          rest = {rest.x - low.x, rest.y - low.y, rest.z - high.x, rest.w - high.y};
+        }
+      }
+    }
+  }
+  __device__ __nv_bfloat16* Streams(int i, int j) const {
+    return p_.streams + (OwnRow(i) * kNumStreams + j) * hidden_ + column_;
+  }
+  __device__ void LoadStreams() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      for (int j = 0; j < kNumStreams; ++j)
+        x_[i][j] = *reinterpret_cast<const uint2*>(Streams(i, j));
+    }
+  }
+
+  // Four threads a token make C, which nobody has done before a decode.
+  __device__ void MakeGates() {
+    TileGates& gates = s_.gates;
+    constexpr int kCombThreads = kPostTokens * kNumStreams;
+    if (thread() < kCombThreads) {
+      const int token = thread() / kNumStreams, j = thread() % kNumStreams;
+      const int64_t at = Row(token) * kNumStreams + j;
+      const float4 logits =
+          *reinterpret_cast<const float4*>(p_.before.comb_logits + at * kNumStreams);
+      (&gates.comb[token][kNumStreams].x)[j] = p_.before.post[at];
+      gates.comb[token][j] = Sinkhorn(logits, p_.constants);
+      return;
+    }
+    const int i = thread() - kCombThreads;
+    const int token = i / kMaxBoundaryPairs, pair = i % kMaxBoundaryPairs;
+    if (token >= kPostTokens || p_.output.pair_of == nullptr) return;
+    if (pair < p_.output.num_chosen) {
+      gates.pairs[token][pair] = p_.output.pair_of[Row(token) * p_.output.num_chosen + pair];
+    }
+  }
+
+  // The output of the sub-layer in the thread's columns of token i.
+  struct Outputs {
+    uint2 own, pairs[kPairs > 0 ? kPairs : 1];
+  };
+  __device__ void LoadOutput(int i, Outputs& y) const {
+    const __nv_bfloat16* from = p_.output.y + column_;
+    y.own = *reinterpret_cast<const uint2*>(from + OwnRow(i) * hidden_);
+    const int32_t* rows = s_.gates.pairs[lane() / 4 + i * 8];
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      if (n >= p_.output.num_chosen) break;
+      y.pairs[n] = *reinterpret_cast<const uint2*>(from + int64_t{rows[n]} * hidden_);
+    }
+  }
+  __device__ static float4 Widen(uint2 bits) {
+    const float2 low = UnpackBf16(bits.x), high = UnpackBf16(bits.y);
+    return {low.x, low.y, high.x, high.y};
+  }
+  __device__ float4 Sum(const Outputs& y) const {
+    const float4 own = Widen(y.own);
+    if (kPairs == 0) return own;
+    float4 sum{};
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      if (n >= p_.output.num_chosen) break;
+      const float4 pair = Widen(y.pairs[n]);
+      sum = {sum.x + pair.x, sum.y + pair.y, sum.z + pair.z, sum.w + pair.w};
+    }
+    return {RoundBf16(sum.x + own.x), RoundBf16(sum.y + own.y), RoundBf16(sum.z + own.z),
+            RoundBf16(sum.w + own.w)};
+  }
+  // x_k = b(post_k y + sum_j C[j][k] x_j).
+  __device__ void Post() {
+    Outputs outputs[2];
+    for (int i = 0; i < 2; ++i) LoadOutput(i, outputs[i]);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float4 y = Sum(outputs[i]);
+      const float4* const gates = s_.gates.comb[lane() / 4 + i * 8];
+      const float4 c[kNumStreams] = {gates[0], gates[1], gates[2], gates[3]},
+                   post = gates[kNumStreams];
+      float4 in[kNumStreams];
+      for (int j = 0; j < kNumStreams; ++j) in[j] = Widen(x_[i][j]);
+      const auto mix = [&](float own, float c0, float c1, float c2, float c3) {
+        const auto of = [&](float out, float x0, float x1, float x2, float x3) {
+          return own * out + (c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3);
+        };
+        return uint2{PackBf16(of(y.x, in[0].x, in[1].x, in[2].x, in[3].x),
+                              of(y.y, in[0].y, in[1].y, in[2].y, in[3].y)),
+                     PackBf16(of(y.z, in[0].z, in[1].z, in[2].z, in[3].z),
+                              of(y.w, in[0].w, in[1].w, in[2].w, in[3].w))};
+      };
+      x_[i][0] = mix(post.x, c[0].x, c[1].x, c[2].x, c[3].x);
+      x_[i][1] = mix(post.y, c[0].y, c[1].y, c[2].y, c[3].y);
+      x_[i][2] = mix(post.z, c[0].z, c[1].z, c[2].z, c[3].z);
+      x_[i][3] = mix(post.w, c[0].w, c[1].w, c[2].w, c[3].w);
+      if (!IsReal(i)) continue;
+      for (int j = 0; j < kNumStreams; ++j) *reinterpret_cast<uint2*>(Streams(i, j)) = x_[i][j];
+    }
+  }
+
+  __device__ void Multiply() {
+    float products[kMixTiles][4] = {};
+    TileSums all;
+#pragma unroll
+    for (int j = 0; j < kNumStreams; ++j) {
+      const uint32_t a[4] = {x_[0][j].x, x_[1][j].x, x_[0][j].y, x_[1][j].y};
+#pragma unroll
+      for (int n = 0; n < kMixTiles; ++n) {
+        const uint2 last = s_.last[j][n][thread()];
+        for (const uint2 part : mixers_[j][n]) WarpMultiply(products[n], a, part.x, part.y);
+        WarpMultiply(products[n], a, last.x, last.y);
+      }
+      all.AddSquares(a);
+    }
+    all.Keep(products, s_.sums[warp()]);
+  }
+
+  const CudaHyperConnectionParams& p_;
+  const PostMixShape& shape_;
+  DecodePostShared& s_;
+  const int hidden_, range_, column_;
+  int tile_;
+  uint2 mixers_[kNumStreams][kMixTiles][kMixerParts - 1];
+  uint2 x_[2][kNumStreams];
+};
+
+template <int kPairs>
+__global__ void __launch_bounds__(kDecodePostThreads, 2)
+    DecodePostKernel(const __grid_constant__ CudaHyperConnectionParams params,
+                     const __grid_constant__ PostMixShape shape) {
+  __shared__ DecodePostShared shared;
+  DecodePost<kPairs>(params, shape, shared).Run();
+}
+
+}  // namespace fathom::kernels
