@@ -9,6 +9,7 @@
 #include <cstring>
 #include <functional>
 #include <random>
+#include <thread>
 
 #include "base/float_types.h"
 #include "comm/boundary_testing.h"
@@ -306,6 +307,66 @@ std::string NameOf(const testing::TestParamInfo<std::tuple<Kind, int>>& info) {
 }
 INSTANTIATE_TEST_SUITE_P(Kinds, CudaCollectivesTest,
                          testing::Combine(testing::Values(Kind::kPeers, Kind::kNccl, Kind::kHost),
+                                          testing::Values(2, kMaxRanks)),
+                         NameOf);
+
+class CudaNcclTest : public CudaCollectivesTest {};
+
+// NCCL itself waits without end: in a graph, as steps are, and outside of one.
+TEST_P(CudaNcclTest, ARankThatDoesNotComeIsNamed) {
+  const auto [kind, size] = GetParam();
+  for (const bool captured : {false, true}) {
+    auto group = MakeGroup(
+        kind, size,
+        {.hidden = 1024, .shared_bytes = kSharedBytes, .timeout = std::chrono::milliseconds(500)});
+    ASSERT_TRUE(group.ok()) << group.status().message();
+    TestRanks ranks(std::move(*group));
+    const int missing = size - 1;
+    const auto step = [size](TestRank& rank) {
+      auto* const y = reinterpret_cast<__nv_bfloat16*>(rank.collectives->shared_memory());
+      for (int i = 0; i < 3; ++i) {
+        ASSERT_TRUE(rank.collectives
+                        ->GatherOutput({.exchange = {},
+                                        .output = {.y = y},
+                                        .columns = Parts(size, 1024, 128),
+                                        .num_tokens = 4,
+                                        .y = y},
+                                       *rank.stream)
+                        .ok());
+      }
+      rank.collectives->EndStep(*rank.stream);
+    };
+    // A step of all, then a rest longer than the timeout, which is nobody's fault.
+    ranks.OnAll([&](TestRank& rank) {
+      step(rank);
+      ASSERT_TRUE(rank.stream->Synchronize().ok());
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(700));
+    ranks.OnAll([&](TestRank& rank) {
+      EXPECT_TRUE(rank.collectives->Check().ok());
+      if (rank.collectives->rank() == missing) return;
+      const auto begin = std::chrono::steady_clock::now();
+      cudaGraphExec_t graph = nullptr;
+      if (captured) {
+        graph = Capture(rank, [&] { step(rank); });
+        ASSERT_EQ(cudaGraphLaunch(graph, rank.cuda_stream()), cudaSuccess);
+      } else {
+        step(rank);
+      }
+      ASSERT_TRUE(rank.stream->Synchronize().ok());
+      EXPECT_LT(Seconds(std::chrono::steady_clock::now() - begin), 3.0);
+      const Status status = rank.collectives->Check();
+      EXPECT_EQ(status.code(), StatusCode::kPeer);
+      EXPECT_NE(status.message().find("rank " + std::to_string(missing) + " (GPU"),
+                std::string::npos)
+          << status.message();
+      if (graph != nullptr) cudaGraphExecDestroy(graph);
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaNcclTest,
+                         testing::Combine(testing::Values(Kind::kNccl),
                                           testing::Values(2, kMaxRanks)),
                          NameOf);
 

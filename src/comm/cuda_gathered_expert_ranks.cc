@@ -68,6 +68,8 @@ class GatheredExpertRanks final : public CudaExpertRanks {
     }
   }
 
+  void EndStep(device::Stream& stream) override { all_->EndStep(stream); }
+
   Status Check() const override { return status_.ok() ? all_->Check() : status_; }
 
  private:

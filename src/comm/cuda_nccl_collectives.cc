@@ -5,27 +5,29 @@
 
 #include "comm/cuda_collective_kinds.h"
 #include "comm/cuda_staging.h"
+#include "comm/nccl_watch.h"
 
 namespace fathom::comm {
 namespace {
 
 class NcclCollectives final : public CudaCollectives {
  public:
-  NcclCollectives(const NcclLibrary& nccl, NcclCommunicator communicator, int rank, int size,
+  NcclCollectives(const NcclLibrary& nccl, std::shared_ptr<NcclWatch> watch, int rank, int size,
                   std::shared_ptr<std::byte> shared, std::shared_ptr<std::byte> staging,
                   int64_t staging_bytes)
       : CudaCollectives(rank, size, shared.get()),
         nccl_(nccl),
-        communicator_(communicator),
+        watch_(std::move(watch)),
         shared_(std::move(shared)),
         staging_(std::move(staging)),
         staging_bytes_(staging_bytes) {}
-  ~NcclCollectives() override { nccl_.CommAbort(communicator_); }
 
   bool is_captured() const override { return true; }
 
   Status Gather(std::span<const kernels::GatheredMatrix> matrices,
                 device::Stream& stream) override {
+    RETURN_IF_ERROR(watch_->Check());
+    watch_->Begin(rank(), stream);
     const auto exchange = [&](const std::vector<Group::Range>& ranges) {
       return Broadcast(ranges, static_cast<cudaStream_t>(stream.native_handle()));
     };
@@ -36,9 +38,12 @@ class NcclCollectives final : public CudaCollectives {
     return OkStatus();
   }
 
+  void EndStep(device::Stream& stream) override { watch_->EndStep(rank(), stream); }
+
   Status Check() override {
+    RETURN_IF_ERROR(watch_->Check());
     int result = kNcclSuccess;
-    nccl_.CommGetAsyncError(communicator_, &result);
+    nccl_.CommGetAsyncError(watch_->communicator(rank()), &result);
     return result == kNcclInProgress ? OkStatus() : StatusOf(result);
   }
 
@@ -50,8 +55,9 @@ class NcclCollectives final : public CudaCollectives {
       const int64_t bytes = ranges[root].end - ranges[root].begin;
       std::byte* const place = staging_.get() + ranges[root].begin;
       if (bytes == 0) continue;
-      status = StatusOf(nccl_.Broadcast(place, place, static_cast<size_t>(bytes), kNcclBytes,
-                                        static_cast<int>(root), communicator_, stream));
+      status =
+          StatusOf(nccl_.Broadcast(place, place, static_cast<size_t>(bytes), kNcclBytes,
+                                   static_cast<int>(root), watch_->communicator(rank()), stream));
     }
     const int ended = nccl_.GroupEnd();
     return status.ok() ? StatusOf(ended) : status;
@@ -65,7 +71,7 @@ class NcclCollectives final : public CudaCollectives {
   }
 
   const NcclLibrary nccl_;
-  const NcclCommunicator communicator_;
+  const std::shared_ptr<NcclWatch> watch_;
   const std::shared_ptr<std::byte> shared_, staging_;
   const int64_t staging_bytes_;
 };
@@ -101,12 +107,7 @@ Status ConnectRanks(const NcclLibrary& nccl, std::span<const int> gpus,
 Result<CudaGroup> MakeNcclGroup(const NcclLibrary& nccl, std::span<const int> gpus,
                                 const CudaGroupOptions& options) {
   const int size = static_cast<int>(gpus.size());
-  std::vector<NcclCommunicator> communicators(gpus.size());
-  if (const int result = nccl.CommInitAll(communicators.data(), size, gpus.data());
-      result != kNcclSuccess) {
-    return DeviceError(
-        fmt::format("NCCL cannot connect {} GPUs: {}", size, nccl.GetErrorString(result)));
-  }
+  ASSIGN_OR_RETURN(const auto watch, NcclWatch::Make(nccl, gpus, options.timeout));
   const int64_t staging_bytes = StagingBytes(options);
   std::vector<std::shared_ptr<NcclCollectives>> ranks;
   Status status;
@@ -117,9 +118,8 @@ Result<CudaGroup> MakeNcclGroup(const NcclLibrary& nccl, std::span<const int> gp
     if (shared == nullptr || staging == nullptr) {
       status = NoRoomOnGpu(gpu, options.shared_bytes + staging_bytes);
     }
-    ranks.push_back(std::make_shared<NcclCollectives>(
-        nccl, communicators[static_cast<size_t>(rank)], rank, size, std::move(shared),
-        std::move(staging), staging_bytes));
+    ranks.push_back(std::make_shared<NcclCollectives>(nccl, watch, rank, size, std::move(shared),
+                                                      std::move(staging), staging_bytes));
   }
   RETURN_IF_ERROR(status);
   RETURN_IF_ERROR(ConnectRanks(nccl, gpus, ranks));

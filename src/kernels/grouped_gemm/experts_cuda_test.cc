@@ -450,7 +450,7 @@ TEST_F(ExpertsCudaTest, FewTokensMatchTheCpu) {
 }
 
 TEST_F(ExpertsCudaTest, MoreTokensMatchTheCpu) {
-  for (const int64_t tokens : Sweep<int64_t>({13, 40, 70, 200}, {13, 200})) {
+  for (const int64_t tokens : Sweep<int64_t>({13, 40, 64, 70, 200}, {13, 200})) {
     Check(kSmall, tokens, WeightDType::kFp4, false);
     Check(kMore, tokens, WeightDType::kFp4, tokens % 2 == 0);
   }
@@ -485,7 +485,15 @@ TEST_F(ExpertsCudaTest, RoutingOfAClusterMatchesTheCpu) {
 }
 
 TEST_F(ExpertsCudaTest, RoutingToMoreExpertsMatchesTheCpu) {
-  for (const int64_t tokens : {2, 9}) Check({256, 128, 264, 6}, tokens, WeightDType::kFp4, false);
+  for (const int64_t tokens : {2, 9, 33, 64}) {
+    Check({256, 128, 264, 6}, tokens, WeightDType::kFp4, false);
+  }
+}
+
+TEST_F(ExpertsCudaTest, ATableMayNameAnExpertTwice) {
+  Layer layer = MakeLayer({512, 256, 16, 4}, WeightDType::kFp4, true);
+  for (size_t i = 0; i < layer.tid2eid.size(); i += 4) layer.tid2eid[i + 2] = layer.tid2eid[i];
+  for (const int64_t tokens : {3, 20, 70}) CheckLayer(layer, tokens, /*prefill=*/false);
 }
 
 // Columns in whole stages; intermediates of four and of sixteen column blocks, as packets.

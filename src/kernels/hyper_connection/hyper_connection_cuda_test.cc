@@ -313,11 +313,12 @@ TEST_F(HyperConnectionCudaTest, WideBoundariesOfFewTokensMatchTheCpu) {
 }
 
 TEST_F(HyperConnectionCudaTest, BoundariesOfManyTokensMatchTheCpu) {
-  for (const int64_t tokens : Sweep<int64_t>({17, 67, 256, 300}, {67, 300})) {
+  for (const int64_t tokens : Sweep<int64_t>({17, 67, 128, 256, 300}, {67, 300})) {
     Check(tokens, 256, false);
     Check(tokens, 1024, true);
   }
-  Check(33, 7168, false);
+  Check(15, 7168, true);
+  Check(64, 7168, false);
   Check(270, 7168, true);
 }
 
