@@ -320,7 +320,7 @@ TEST_P(CudaNcclTest, ARankThatDoesNotComeIsNamed) {
         kind, size,
         {.hidden = 1024, .shared_bytes = kSharedBytes, .timeout = std::chrono::milliseconds(500)});
     ASSERT_TRUE(group.ok()) << group.status().message();
-    TestRanks ranks(std::move(*group));
+    TestRanks ranks(*group);
     const int missing = size - 1;
     const auto step = [size](TestRank& rank) {
       auto* const y = reinterpret_cast<__nv_bfloat16*>(rank.collectives->shared_memory());
