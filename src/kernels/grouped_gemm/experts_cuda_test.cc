@@ -189,12 +189,6 @@ class ExpertsCudaTest : public CudaTest {
         .hidden = s.hidden,
         .x = gpu_x,
         .gathered = gathered};
-    if (apart && prefill) {
-      route.plans = false;
-      Launch(route, *gpu_stream_);
-      route.plans = route.is_chosen = true;
-    }
-    Launch(route, *gpu_stream_);
     const auto y = Poisoned(pair_rows * s.hidden * 2);
     // Codes and scales of t; prefill writes them to another rank's, too.
     const int64_t code_bytes = pair_rows * s.intermediate, t_bytes = code_bytes + code_bytes / 32;
@@ -218,12 +212,17 @@ class ExpertsCudaTest : public CudaTest {
         .y = As<__nv_bfloat16>(y),
         .y_stride = s.hidden};
     if (prefill) experts.mirrors = {1, {t_bytes}};
-    if (apart) {
-      LaunchGateUp(experts, *gpu_stream_);
-      LaunchDown(experts, *gpu_stream_);
-    } else {
-      Launch(experts, *gpu_stream_);
+    const auto others = RandomActivations<BFloat16>(tokens * s.hidden, 2, 0.05f);
+    CudaMoeRouteParams before = route;
+    before.h.values = KeepAs<__nv_bfloat16>(Upload(MakeBf16Tiles(others, tokens, s.hidden, rows)));
+    // A step with another plan just before, which nothing may take for its own.
+    if (!prefill) Run(before, experts, apart);
+    if (apart && prefill) {
+      route.plans = false;
+      Launch(route, *gpu_stream_);
+      route.plans = route.is_chosen = true;
     }
+    Run(route, experts, apart);
     GpuOutput out{Download<int32_t>(ids), Download<int32_t>(pair_of), Download<float>(weights),
                   Download<float>(scores), Download<BFloat16>(y)};
     const auto both = Download<uint8_t>(t);
@@ -231,6 +230,16 @@ class ExpertsCudaTest : public CudaTest {
                 std::equal(both.begin(), both.begin() + t_bytes, both.begin() + t_bytes));
     kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(kept), kept_.end());
     return out;
+  }
+
+  void Run(const CudaMoeRouteParams& route, const CudaExpertParams& experts, bool apart) {
+    Launch(route, *gpu_stream_);
+    if (apart) {
+      LaunchGateUp(experts, *gpu_stream_);
+      LaunchDown(experts, *gpu_stream_);
+    } else {
+      Launch(experts, *gpu_stream_);
+    }
   }
 
   static std::vector<int32_t> TokenIds(int64_t first, int64_t tokens) {

@@ -2,7 +2,8 @@
 // (expert_plan.h): which rows each expert computes, and for more than kDirectTokens tokens their
 // activations gathered by expert. Up to kDirectTokens tokens that is one launch, but for prefill;
 // between two of these lies a launch that waits for the first.
-// Padding tokens (token_seq -1) are routed nowhere.
+// Of more tokens the experts read the plan before they wait for the launch before them, which
+// gathers: the plan is that of an earlier one. Padding tokens (token_seq -1) are routed nowhere.
 #pragma once
 
 #include <cstdint>
