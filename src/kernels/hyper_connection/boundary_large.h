@@ -1,7 +1,9 @@
 // What hyper_connection_cuda.h does between two sub-layers, for many tokens, in two launches. The
 // first ends the sub-layer (post) and multiplies the new streams with the mixers on tensor cores:
 // the streams are BF16, and a mixer's FP32 value is the sum of three BF16 values, so the products
-// are those of FP32. The second makes the gates, and of them the next sub-layer's input.
+// are those of FP32. The second makes the gates, and of them the next sub-layer's input. Of a
+// decode's few tiles the first is post_mix_decode.cuh, which makes C itself, of logits; else the
+// second does.
 #pragma once
 
 #include "kernels/hyper_connection/hyper_connection_cuda.h"
@@ -15,8 +17,8 @@ inline constexpr int64_t kMaxBoundaryPairs = 8;
 // The columns are ranges, whose sums are added in order at the end: the same bits however many
 // blocks share them.
 inline constexpr int kBoundaryRangeColumns = 256;
-inline constexpr int kDecodeRangeColumns = 128;
-inline constexpr int64_t kMostDecodeTokens = 128;
+inline constexpr int kDecodeRangeColumns = 128;    // of a decode
+inline constexpr int64_t kMostDecodeTokens = 128;  // in such ranges
 inline constexpr int kMaxBoundaryRanges = 64;
 constexpr int BoundaryRanges(int64_t hidden) {
   return static_cast<int>((hidden + kBoundaryRangeColumns - 1) / kBoundaryRangeColumns);

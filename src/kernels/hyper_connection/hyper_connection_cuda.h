@@ -5,7 +5,7 @@
 // C crosses from a launch to the next as raw logits: the softmax and Sinkhorn, which the sub-layer
 // does not need, run while the next launch waits for its predecessor. Where a sub-layer ended it
 // also reads the streams, post and pair_of before that wait: whoever writes them is not its
-// predecessor. From 17 tokens on, and for prefill: boundary_large.h.
+// predecessor. More tokens, and prefill: boundary_large.h.
 //
 // Where a rank has some columns of the output, or a part of its sums, the same launch completes it
 // (collective/peer_view.h), for as few tokens as all blocks run at once. What its predecessor sends
@@ -26,7 +26,7 @@ namespace fathom::kernels {
 struct HyperConnectionState {
   float* post = nullptr;         // [num_tokens, 4]
   float* comb_logits = nullptr;  // [num_tokens, 4, 4], L[j][k]
-  float* comb = nullptr;         // [num_tokens, 4, 4], C[j][k], of many tokens (boundary_large.h)
+  float* comb = nullptr;         // [num_tokens, 4, 4], C[j][k], where boundary_large.h makes it
 
   HyperConnectionState From(int64_t token) const {
     return {post + token * 4, comb_logits + token * 16, comb + token * 16};

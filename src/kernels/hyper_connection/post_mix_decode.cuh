@@ -8,6 +8,7 @@
 #include "kernels/hyper_connection/gates.cuh"
 #include "kernels/hyper_connection/post_mix.cuh"
 #include "kernels/launch.cuh"
+#include "kernels/mma.cuh"
 #include "kernels/quantize/quantize.cuh"
 
 namespace fathom::kernels {
@@ -101,12 +102,13 @@ class DecodePost {
   __device__ void LoadStreams() {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      for (int j = 0; j < kNumStreams; ++j)
+      for (int j = 0; j < kNumStreams; ++j) {
         x_[i][j] = *reinterpret_cast<const uint2*>(Streams(i, j));
+      }
     }
   }
 
-  // Four threads a token make C, which nobody has done before a decode.
+  // Before the wait: four threads a token make C of what the boundary before left.
   __device__ void MakeGates() {
     TileGates& gates = s_.gates;
     constexpr int kCombThreads = kPostTokens * kNumStreams;
@@ -208,8 +210,7 @@ class DecodePost {
   const CudaHyperConnectionParams& p_;
   const PostMixShape& shape_;
   DecodePostShared& s_;
-  const int hidden_, range_, column_;
-  int tile_;
+  const int hidden_, range_, column_, tile_;
   uint2 mixers_[kNumStreams][kMixTiles][kMixerParts - 1];
   uint2 x_[2][kNumStreams];
 };
