@@ -113,9 +113,11 @@ inline constexpr int kPacketsOfBlock = 17;
 constexpr int64_t NumPackets(int num_chosen, int64_t intermediate) {
   return int64_t{2} * (1 + num_chosen) * (intermediate / 128) * kPacketsOfBlock;
 }
+// Of more than kDirectTokens tokens, and prefill: the shared expert's rows, before all others.
+constexpr int64_t SharedPairRows(int64_t num_tokens) { return (num_tokens + 63) / 64 * 64; }
 // Rows of the intermediate activations for a step of num_tokens, what a tile may overrun included.
 constexpr int64_t MaxPairRows(int64_t num_tokens, int num_experts, int num_chosen) {
-  const int64_t shared = (num_tokens + 63) / 64 * 64;
+  const int64_t shared = SharedPairRows(num_tokens);
   if (num_tokens <= kDirectTokens) {
     return shared + MaxExpertTiles(num_tokens, num_experts, num_chosen) * 8 + 64;
   }

@@ -428,16 +428,17 @@ __global__ void __launch_bounds__(kPreThreads, 1024 / kPreThreads)
   }
 }
 
-constexpr int kPostBlocks = 2 * 132;  // that run at once
+constexpr int kMultiprocessors = 132;
+constexpr int kDecodePostBlocks = 2 * kMultiprocessors;  // that run at once
 
 PostMixShape MakeShape(const CudaHyperConnectionParams& p) {
   PostMixShape s;
   s.tiles = static_cast<int>((p.num_tokens + kPostTokens - 1) / kPostTokens);
   s.ranges = static_cast<int>(p.hidden) / kDecodeRangeColumns;
   s.is_decode =
-      !p.prefill && p.num_tokens <= kMostDecodeTokens && s.ranges * s.tiles <= kPostBlocks;
+      !p.prefill && p.num_tokens <= kMostDecodeTokens && s.ranges * s.tiles <= kDecodePostBlocks;
   if (!s.is_decode) s.ranges = BoundaryRanges(p.hidden);
-  s.groups = s.is_decode ? s.tiles : std::clamp(132 / s.ranges, 1, s.tiles);
+  s.groups = s.is_decode ? s.tiles : std::clamp(kMultiprocessors / s.ranges, 1, s.tiles);
   return s;
 }
 

@@ -22,6 +22,7 @@ struct DecodePostShared {
   float sums[kDecodeWarps][kPostSums][32];
 };
 
+// kPairs: at least the rows that y of a token is the sum of, besides its own.
 template <int kPairs>
 class DecodePost {
  public:

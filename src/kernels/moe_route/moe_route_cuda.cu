@@ -24,7 +24,7 @@ constexpr int kExpertsOfLane = kMaxExperts / 32;
 struct RouteShape {
   int tokens = 0;         // of a block
   int warp_tokens = 0;    // of a warp, at most
-  int blocks = 0;         // up to kMaxRouteBlocks; 0: pairs have their rows
+  int blocks = 0;         // up to kMaxRouteBlocks; of a batch none, and pairs have their rows
   int shared_groups = 0;  // of rows, of the shared expert
   int tile_rows = 0;
 };
@@ -254,13 +254,17 @@ __global__ void __launch_bounds__(kGatherWarps * 32)
 
 constexpr int kLeastTokens = 4;  // of a block: a warp for each part of a multiprocessor
 
+bool IsBatch(const CudaMoeRouteParams& p) {
+  return p.num_tokens <= kBatchTokens && !p.prefill && p.plans;
+}
+
 RouteShape MakeShape(const CudaMoeRouteParams& p) {
   const auto tokens = static_cast<int>(p.num_tokens);
   RouteShape s;
   s.tokens = std::max(kLeastTokens, (tokens + kMaxRouteBlocks - 1) / kMaxRouteBlocks);
   s.warp_tokens = (s.tokens + kRouteWarps - 1) / kRouteWarps;
-  s.blocks = (tokens + s.tokens - 1) / s.tokens;
-  s.shared_groups = (tokens + 63) / 64 * 8;
+  s.blocks = IsBatch(p) ? 0 : (tokens + s.tokens - 1) / s.tokens;
+  s.shared_groups = static_cast<int>(SharedPairRows(tokens)) / 8;
   s.tile_rows = PlanTileRows(p.num_tokens, p.prefill, p.num_experts, p.num_chosen);
   return s;
 }
@@ -305,9 +309,9 @@ void LaunchDirect(const CudaMoeRouteParams& p, device::Stream& stream) {
   p.num_tokens <= 8 ? LaunchDirect<1>(p, stream) : LaunchDirect<2>(p, stream);
 }
 
-template <int kLane>
 void LaunchBatch(const CudaMoeRouteParams& p, device::Stream& stream) {
-  LaunchClusters(RouteBatchKernel<kLane>, kBatchBlocks, kBatchBlocks, kBatchThreads, 0, stream, p);
+  const auto kernel = p.num_experts <= 256 ? RouteBatchKernel<8> : RouteBatchKernel<16>;
+  LaunchClusters(kernel, kBatchBlocks, kBatchBlocks, kBatchThreads, 0, stream, p);
 }
 
 void LaunchGate(const CudaMoeRouteParams& p, device::Stream& stream) {
@@ -344,10 +348,9 @@ void Launch(const CudaMoeRouteParams& p, device::Stream& stream) {
     if (p.num_tokens <= kDirectTokens && !p.prefill) return LaunchDirect(p, stream);
     LaunchGate(p, stream);
   }
-  RouteShape shape = MakeShape(p);
-  if (p.num_tokens <= kBatchTokens && !p.prefill && p.plans) {
-    shape.blocks = 0;
-    p.num_experts <= 256 ? LaunchBatch<8>(p, stream) : LaunchBatch<16>(p, stream);
+  const RouteShape shape = MakeShape(p);
+  if (IsBatch(p)) {
+    LaunchBatch(p, stream);
   } else {
     LaunchKernel(RouteKernel, static_cast<unsigned>(shape.blocks), kRouteThreads,
                  sizeof(RouteShared), stream, p, shape);

@@ -118,7 +118,7 @@ class BatchRoute {
       if (w < warp()) first += s_.groups[w];
       tiles += s_.groups[w];
     }
-    const int group = (tokens_ + 63) / 64 * 8 + first;  // behind the shared expert's
+    const int group = (tokens_ + 63) / 64 * 8 + first;  // behind SharedPairRows
     s_.first_row[thread()] = group * kGroupRows;
     if (rank_ == 0) {
       for (int i = 0; i < groups; ++i) {
