@@ -53,16 +53,18 @@ class CudaCollectives {
 
   // Of how many tokens or rows a boundary (hyper_connection_cuda.h) can complete its input itself.
   virtual int64_t max_boundary_tokens() const { return 0; }
-  // For a boundary of so many that does so. Of size 1: GatherOutput has to.
+  // For a boundary of so many that does so, of what is sent. Of size 1: GatherOutput has to.
   virtual kernels::OutputExchange GatherInBoundary(int64_t /*num_tokens*/,
-                                                   const kernels::RankParts& /*columns*/) {
+                                                   const kernels::RankParts& /*columns*/,
+                                                   kernels::OutputExchange::Sent /*sent*/) {
     return {};
   }
 
-  // For the experts' products as one launch in which ranks write `blocks` of the intermediates, by
-  // 128 columns, to each other, and then `outputs` (experts_cuda.h). Of size 1: GatherTiles has to,
-  // between two launches.
-  virtual kernels::PeerExchange GatherInExperts(const kernels::RankParts& /*blocks*/,
+  // For the experts' products of so many tokens as one launch in which ranks write `blocks` of the
+  // intermediates, by 128 columns, to each other, and then `outputs` (experts_cuda.h). Of size 1:
+  // GatherTiles has to, between two launches.
+  virtual kernels::PeerExchange GatherInExperts(int64_t /*num_tokens*/,
+                                                const kernels::RankParts& /*blocks*/,
                                                 const kernels::RankParts& /*outputs*/) {
     return {};
   }

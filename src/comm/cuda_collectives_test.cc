@@ -21,6 +21,8 @@
 namespace fathom::comm {
 namespace {
 
+using kernels::OutputExchange;
+
 constexpr int kMaxRanks = 4;
 constexpr int64_t kSharedBytes = int64_t{64} << 20;
 constexpr CudaGroupOptions kOptions{
@@ -181,6 +183,14 @@ struct Output {
                   own.begin() + static_cast<int64_t>(at) + columns.begin[rank]);
     }
     return own;
+  }
+  // Each of `size` ranks' columns become what this one has, as many.
+  void Repeat(const kernels::RankParts& columns, int rank, int size) {
+    for (auto row = rows.begin(); row != rows.end(); row += hidden) {
+      for (int r = 0; r < size; ++r) {
+        std::copy_n(row + columns.begin[rank], columns.count(rank), row + columns.begin[r]);
+      }
+    }
   }
   kernels::SublayerOutput OnGpu(const device::Buffer& own, const device::Buffer& pairs) const {
     return {As<__nv_bfloat16>(own), k > 0 ? As<int32_t>(pairs) : nullptr, k};
@@ -481,7 +491,8 @@ TEST_P(CudaPeersTest, ABoundaryGathersItself) {
       ranks.OnAll([&](TestRank& rank) {
         const auto own = rank.Upload(output.Own(columns, rank.collectives->rank()));
         const auto whole = rank.Upload(output.rows), pairs = rank.Upload(output.pair_of);
-        const auto gather = rank.collectives->GatherInBoundary(tokens, columns);
+        const auto gather =
+            rank.collectives->GatherInBoundary(tokens, columns, OutputExchange::Sent::kNothing);
         ASSERT_EQ(gather.exchange.peers.size, ranks.size()) << tokens << " tokens";
         const auto actual =
             RunBoundary(rank, tokens, kBoundaryHidden, output.OnGpu(own, pairs), gather);
@@ -555,8 +566,8 @@ TEST_P(CudaPeersTest, ABoundaryAddsUpWhatAllRanksMultiply) {
         const auto sums = rank.Poisoned(tokens * kBoundaryHidden * 4);
         const auto none = rank.Poisoned(tokens * kBoundaryHidden * 2);
         const auto y = rank.Poisoned(tokens * kBoundaryHidden * 2);
-        kernels::OutputExchange add = rank.collectives->GatherInBoundary(tokens, columns);
-        add.sent = kernels::OutputExchange::Sent::kSums;
+        const OutputExchange add =
+            rank.collectives->GatherInBoundary(tokens, columns, OutputExchange::Sent::kSums);
         kernels::Launch(kernels::CudaColumnSumsParams{product.Part(rank.collectives->rank(),
                                                                    ranks.size(), As<float>(sums)),
                                                       add.exchange},
@@ -573,7 +584,7 @@ TEST_P(CudaPeersTest, ABoundaryAddsUpWhatAllRanksMultiply) {
   }
 }
 
-TEST(CudaLoneRankTest, ExchangesNothingAndReadsFiniteValues) {
+TEST(CudaLoneRankTest, GathersNothingAndReadsFiniteValues) {
   if (device::CountGpus() == 0) GTEST_SKIP() << "a GPU is needed";
   auto lone = MakeLoneRank(1, 8, 0, kOptions);
   ASSERT_TRUE(lone.ok()) << lone.status().message();
@@ -596,6 +607,31 @@ TEST(CudaLoneRankTest, ExchangesNothingAndReadsFiniteValues) {
     EXPECT_TRUE(rank.collectives->Check().ok());
   });
   EXPECT_EQ(MakeLoneRank(0, 9, 0, kOptions).status().code(), StatusCode::kDevice);
+}
+
+TEST(CudaLoneRankTest, HearsItsOwnColumnsFromTheOthers) {
+  if (device::CountGpus() == 0) GTEST_SKIP() << "a GPU is needed";
+  constexpr int kRank = 3, kSize = 8;
+  auto lone = MakeLoneRank(kRank, kSize, 0, kOptions);
+  ASSERT_TRUE(lone.ok()) << lone.status().message();
+  TestRanks ranks(CudaGroup{*lone});
+  const kernels::RankParts columns = Parts(kSize, kBoundaryHidden, 128);
+  for (const int64_t tokens : kBoundaryTokens) {
+    for (const int chosen : {0, 6}) {
+      Output output(tokens, kBoundaryHidden, chosen, 7);
+      output.Repeat(columns, kRank, kSize);
+      ranks.OnAll([&](TestRank& rank) {
+        const auto own = rank.Upload(output.Own(columns, kRank));
+        const auto whole = rank.Upload(output.rows), pairs = rank.Upload(output.pair_of);
+        const auto gather =
+            rank.collectives->GatherInBoundary(tokens, columns, OutputExchange::Sent::kNothing);
+        ASSERT_EQ(gather.exchange.peers.size, kSize);
+        ExpectSameBits(RunBoundary(rank, tokens, kBoundaryHidden, output.OnGpu(own, pairs), gather),
+                       RunBoundary(rank, tokens, kBoundaryHidden, output.OnGpu(whole, pairs), {}),
+                       tokens);
+      });
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, CudaPeersTest, testing::Values(2, kMaxRanks));

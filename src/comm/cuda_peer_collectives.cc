@@ -58,13 +58,13 @@ class PeerCollectives final : public CudaCollectives {
   }
 
   int64_t max_boundary_tokens() const override { return max_boundary_tokens_; }
-  kernels::OutputExchange GatherInBoundary(int64_t num_tokens,
-                                           const kernels::RankParts& columns) override {
+  kernels::OutputExchange GatherInBoundary(int64_t num_tokens, const kernels::RankParts& columns,
+                                           kernels::OutputExchange::Sent sent) override {
     if (num_tokens > max_boundary_tokens_ || columns.least(size()) == 0) return {};
-    return {.exchange = Next(), .columns = columns};
+    return {.exchange = Next(), .columns = columns, .sent = sent};
   }
 
-  kernels::PeerExchange GatherInExperts(const kernels::RankParts& blocks,
+  kernels::PeerExchange GatherInExperts(int64_t /*num_tokens*/, const kernels::RankParts& blocks,
                                         const kernels::RankParts& outputs) override {
     if (blocks.least(size()) == 0 || outputs.least(size()) == 0) return {};
     return Next();

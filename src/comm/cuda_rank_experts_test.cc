@@ -367,11 +367,12 @@ class CudaRankExpertsTest : public testing::TestWithParam<std::tuple<Shape, int>
   kernels::OutputExchange Together(const TestRank& rank, StepOnGpu& step, const Places& places,
                                    bool sends = false) const {
     const int r = rank.collectives->rank();
-    const kernels::PeerExchange exchange = rank.collectives->GatherInExperts(blocks_, columns_);
+    const kernels::PeerExchange exchange =
+        rank.collectives->GatherInExperts(step.params().num_tokens, blocks_, columns_);
     CHECK_EQ(exchange.peers.size, num_ranks_);
     kernels::OutputExchange rows;
-    if (sends) rows = rank.collectives->GatherInBoundary(1, columns_);
-    rows.sent = kernels::OutputExchange::Sent::kRows;
+    if (sends)
+      rows = rank.collectives->GatherInBoundary(1, columns_, kernels::OutputExchange::Sent::kRows);
     kernels::Launch(step.params(),
                     {.exchange = exchange,
                      .blocks = blocks_,
@@ -559,8 +560,8 @@ TEST_P(CudaRankExpertsTest, ARankWithoutColumnsIsForTheGather) {
   RankParts none = blocks_;
   none.begin[1] = 0;
   ranks_->OnAll([&](TestRank& rank) {
-    EXPECT_EQ(rank.collectives->GatherInExperts(none, columns_).peers.size, 1);
-    EXPECT_EQ(rank.collectives->GatherInExperts(blocks_, none).peers.size, 1);
+    EXPECT_EQ(rank.collectives->GatherInExperts(2, none, columns_).peers.size, 1);
+    EXPECT_EQ(rank.collectives->GatherInExperts(2, blocks_, none).peers.size, 1);
   });
 }
 

@@ -10,6 +10,8 @@
 namespace fathom::model {
 namespace {
 
+using Sent = kernels::OutputExchange::Sent;
+
 constexpr int64_t kBlock = checkpoint::kQuantizedRows;  // columns under one scale
 // From so many tokens of a prompt on, products write to all ranks: sending takes as long as they
 // do.
@@ -67,8 +69,7 @@ int64_t CudaTensorRanks::MostAddedTokens() const {
 }
 
 const kernels::PeerExchange& CudaTensorRanks::BeginSums(const CudaStep& step) {
-  sums_ = collectives_->GatherInBoundary(step.batch.num_tokens, outputs_);
-  sums_.sent = kernels::OutputExchange::Sent::kSums;
+  sums_ = collectives_->GatherInBoundary(step.batch.num_tokens, outputs_, Sent::kSums);
   return sums_.exchange;
 }
 
@@ -157,10 +158,11 @@ kernels::ExpertRank CudaTensorRanks::RankOfExperts(const CudaStep& step) {
   rows_ = {};
   if (collectives_ == nullptr) return {};
   if (kernels::AreLargeExperts(step.batch.num_tokens, step.prefill)) return {};
-  const kernels::PeerExchange exchange = collectives_->GatherInExperts(intermediate_, outputs_);
-  if (exchange.peers.size > 1 && step.batch.num_tokens == 1) {
-    rows_ = collectives_->GatherInBoundary(1, outputs_);
-    rows_.sent = kernels::OutputExchange::Sent::kRows;
+  const int64_t tokens = step.batch.num_tokens;
+  const kernels::PeerExchange exchange =
+      collectives_->GatherInExperts(tokens, intermediate_, outputs_);
+  if (exchange.peers.size > 1 && tokens == 1) {
+    rows_ = collectives_->GatherInBoundary(tokens, outputs_, Sent::kRows);
   }
   return {.exchange = exchange,
           .blocks = intermediate_,
@@ -193,7 +195,8 @@ kernels::OutputExchange CudaTensorRanks::CompleteOutput(const CudaStep& step, in
   if (!step.prefill) {
     if (is_attention && AddsOutputs(step)) return sums_;
     if (!is_attention && rows_.exchange.peers.size > 1) return rows_;
-    const kernels::OutputExchange gather = collectives_->GatherInBoundary(num_rows, outputs_);
+    const kernels::OutputExchange gather =
+        collectives_->GatherInBoundary(num_rows, outputs_, Sent::kNothing);
     if (gather.exchange.peers.size > 1) return gather;
   }
   if (MirrorsOf(step).count > 0 && is_attention) {

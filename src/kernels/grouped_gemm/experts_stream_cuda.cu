@@ -356,7 +356,8 @@ class RankProgress {
   // Four of this rank's columns of the only token's row in a group.
   __device__ void SendOutputs(int group, int column, uint2 four) const {
     const uint64_t number = number_ + (rank_.outputs.index - rank_.exchange.index);
-    SendPacketToAll(peers_, number, RowPacket(group, hidden_, rank_.first_output + column), four);
+    SendPacketToAll(rank_.outputs.peers, number,
+                    RowPacket(group, hidden_, rank_.first_output + column), four);
   }
   __device__ void Tell(int tile, int part) const {
     const int lane = static_cast<int>(threadIdx.x) % 32, half = static_cast<int>(blockIdx.x) % 2;
