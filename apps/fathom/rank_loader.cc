@@ -15,6 +15,7 @@
 #include "base/thread_pool.h"
 #include "checkpoint/shard.h"
 #include "comm/cuda_group.h"
+#include "device/cuda/fault_keeper.h"
 #include "device/cuda/multi_gpu.h"
 #include "kernels/collective/peer_view.h"
 #include "model/deepseek_v4_cuda.h"
@@ -84,9 +85,6 @@ struct Partners {
   std::shared_ptr<comm::CudaExpertRanks> expert_ranks;  // ranks of its stage, with whole experts
 };
 
-// Set: each operator is waited for on the GPU, so that a fault has a name in the log. Slow.
-constexpr const char* kSyncVariable = "FATHOM_CUDA_SYNC";
-
 Result<std::unique_ptr<model::DeepSeekV4>> LoadModel(const ModelOptions& options,
                                                      const RankModelOptions& model_options,
                                                      const checkpoint::TensorSource& source,
@@ -97,7 +95,6 @@ Result<std::unique_ptr<model::DeepSeekV4>> LoadModel(const ModelOptions& options
                                      options.load_format == LoadFormat::kDummy,
                                      model_options.limits, *rank.device,
                                      {.enforce_eager = options.enforce_eager,
-                                      .sync_operators = std::getenv(kSyncVariable) != nullptr,
                                       .collectives = partners.collectives,
                                       .expert_ranks = partners.expert_ranks,
                                       .rank = {options.parallel, rank.place, rank.transport}});
@@ -229,12 +226,16 @@ Status CheckGpus(int num_ranks, int first_gpu) {
                   num_ranks, num_gpus));
 }
 
+// CUDA's own: whether it makes dumps of a GPU that broke, where its other variables say.
+constexpr const char* kDumpsVariable = "CUDA_ENABLE_COREDUMP_ON_EXCEPTION";
+
 Result<std::vector<SessionRank>> OpenGpus(const ModelOptions& options, int num_ranks,
                                           int first_gpu) {
   if (options.numerics == config::Numerics::kFp32) {
     return InvalidArgument("--numerics fp32 runs on the CPU only: add --device cpu");
   }
   RETURN_IF_ERROR(CheckLayout(options.parallel, num_ranks));
+  if (std::getenv(kDumpsVariable) == nullptr) device::KeepFaultDumps();
   if (options.parallel.world_size() > 1) device::LoadKernelsEagerly();
   // Some launchers show each process its own GPU only.
   if (num_ranks == 1 && device::CountGpus() == 1) first_gpu = 0;

@@ -202,9 +202,6 @@ Status ServeUntilSignal(const ServeOptions& options, const ModelSession& session
           server->port(), engine.max_model_len());
   Status failure = WaitForSignal(signals, engine);
   if (!failure.ok()) {
-    if (failure.code() == StatusCode::kDevice) {
-      LogInfo("started with FATHOM_CUDA_SYNC=1, the server names the operator that fails (slowly)");
-    }
     StopAfterFailure(*server, failure);
     return failure;
   }

@@ -2,8 +2,11 @@
 // a step is planned while the one before runs, and sampled tokens stay on the device, or not.
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <cstdlib>
+#include <regex>
 
+#include "device/cuda/fault_keeper.h"
 #include "engine/make_engine.h"
 #include "engine/testing.h"
 #include "model/cuda_testing.h"
@@ -38,6 +41,7 @@ class FaultyModel final : public model::DeepSeekV4 {
 class EngineCudaTest : public testing::Test {
  protected:
   void SetUp() override {
+    device::KeepFaultDumps();
     auto gpu = device::MakeCudaDevice(0);
     if (!gpu.ok()) GTEST_SKIP() << gpu.status().message();
     gpu_ = std::move(*gpu);
@@ -89,8 +93,13 @@ class EngineCudaTest : public testing::Test {
       if (last.finish_reason != request::FinishReason::kError) std::_Exit(1);
       if (last.error.code() != StatusCode::kDevice) std::_Exit(2);
       // The first layer that has blocks.
-      const std::string& message = last.error.message();
-      if (message.find("failed in attention of layer 2: ") == std::string::npos) std::_Exit(3);
+      static const std::regex kPlace(
+          "failed in attention of layer 2, in [A-Z]\\w*Kernel.* of [1-9]\\d* blocks of [1-9]\\d* "
+          "threads: ");
+      if (!std::regex_search(last.error.message(), kPlace)) {
+        std::fprintf(stderr, "%s\n", last.error.message().c_str());
+        std::_Exit(3);
+      }
     }
     if (engine_->Stats().healthy || engine_->Stats().error.ok()) std::_Exit(4);
     engine_.reset();

@@ -51,23 +51,6 @@ TEST_F(CudaModelTest, FollowsTheCpuWithFp8Experts) {
   }
 }
 
-// And the process goes on until it waits for the step, whatever it launches first behind the fault.
-TEST_F(CudaModelTest, AFaultNamesTheOperatorTheLayerAndTheShapes) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  for (const int tokens : {300, 1}) {
-    EXPECT_DEATH(
-        {
-          const auto broken = tiny_.OnGpu(0, 4, kLength, {.sync_operators = true});
-          TestSequence s = broken->Add(RandomTokens(tiny_.config, tokens, 1));
-          s.index = 1 << 20;  // blocks and pages far behind the pools' end
-          broken->RunInChunks(s, tokens);
-        },
-        "the GPU failed at the operator 'attention prologue' of layer 0, in a step of " +
-            std::to_string(tokens) +
-            " tokens of 1 sequences.*illegal memory access(.|\n)*model/testing.cc");
-  }
-}
-
 TEST_F(CudaModelTest, SequencesTogetherAsAlone) {
   const TestSequence first = OnCpu(2), second = OnCpu(3);
   TestSequence a = gpu_->Add(first.token_ids), b = gpu_->Add(second.token_ids);

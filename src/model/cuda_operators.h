@@ -1,6 +1,5 @@
 // CudaOperators: enqueues the operators of a step, one behind the other on its stream, and tells a
-// recorder of each. `sync`: waits for each, too, so that the first that fails is logged by name.
-// One thread.
+// recorder of each. `sync`: waits for each, too. One thread.
 #pragma once
 
 #include "device/device.h"
@@ -27,15 +26,12 @@ class CudaOperators {
   void EnqueueBy(const CudaStep& step, const char* name, const Function& enqueue) {
     if (step.recorder != nullptr) step.recorder->OnOperator(name, layer_);
     enqueue();
-    if (sync_) LogFault(step, name);
+    if (sync_) (void)step.stream->Synchronize();  // who waits for the step says what broke
   }
 
  private:
-  void LogFault(const CudaStep& step, const char* name);
-
   const bool sync_;
   int layer_ = kNoLayer;
-  bool is_broken_ = false;
 };
 
 }  // namespace fathom::model

@@ -8,6 +8,7 @@
 
 #include "comm/cuda_expert_ranks.h"
 #include "device/cuda/cuda_check.h"
+#include "device/cuda/fault_keeper.h"
 #include "kernels/embedding/embedding_cuda.h"
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/rope/rope.h"
@@ -76,7 +77,13 @@ class CudaModel final : public DeepSeekV4 {
     return expert_ranks_ == nullptr ? OkStatus() : expert_ranks_->Check();
   }
 
-  std::string LastBegun() const override { return milestones_.LastBegun(c_.num_layers); }
+  std::string LastBegun() const override {
+    std::string half = milestones_.LastBegun(c_.num_layers);
+    const auto kernel = device::FindBrokenKernel();
+    if (!kernel) return half;
+    return fmt::format("{}, in {} of {} blocks of {} threads", half, kernel->name, kernel->blocks,
+                       kernel->threads);
+  }
 
   Status Forward(const ForwardBatch& batch, const KvCacheView& kv, float* logits,
                  device::Stream& stream, ChoiceRecorder* recorder) override {

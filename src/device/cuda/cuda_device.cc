@@ -2,8 +2,11 @@
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstring>
+#include <thread>
 
+#include "device/cuda/fault_keeper.h"
 #include "device/device.h"
 
 namespace fathom::device {
@@ -22,6 +25,18 @@ Status CudaError(const char* what, cudaError_t error) {
     }                                                               \
   } while (false)
 
+// What a wait said, or the fault that it was too early for.
+cudaError_t OrFault(cudaError_t error, cudaStream_t stream) {
+  constexpr int kLooks = 200;
+  constexpr std::chrono::milliseconds kPause{1};
+  for (int i = 0; error == cudaSuccess && i < kLooks && HasFaultDump(); ++i) {
+    std::this_thread::sleep_for(kPause);
+    error = cudaStreamQuery(stream);
+    if (error == cudaErrorNotReady) error = cudaSuccess;
+  }
+  return error;  // none: the fault is another GPU's
+}
+
 class CudaStream final : public Stream {
  public:
   explicit CudaStream(cudaStream_t stream) : stream_(stream) {}
@@ -39,7 +54,7 @@ class CudaStream final : public Stream {
     return OkStatus();
   }
   Status Synchronize() override {
-    RETURN_IF_CUDA_ERROR("cudaStreamSynchronize", cudaStreamSynchronize(stream_));
+    RETURN_IF_CUDA_ERROR("cudaStreamSynchronize", OrFault(cudaStreamSynchronize(stream_), stream_));
     return OkStatus();
   }
 
@@ -53,18 +68,18 @@ class CudaEvent final : public Event {
   ~CudaEvent() override { cudaEventDestroy(event_); }
 
   Status Record(Stream& stream) override {
-    RETURN_IF_CUDA_ERROR(
-        "cudaEventRecord",
-        cudaEventRecord(event_, static_cast<cudaStream_t>(stream.native_handle())));
+    stream_ = static_cast<cudaStream_t>(stream.native_handle());
+    RETURN_IF_CUDA_ERROR("cudaEventRecord", cudaEventRecord(event_, stream_));
     return OkStatus();
   }
   Status Wait() override {
-    RETURN_IF_CUDA_ERROR("cudaEventSynchronize", cudaEventSynchronize(event_));
+    RETURN_IF_CUDA_ERROR("cudaEventSynchronize", OrFault(cudaEventSynchronize(event_), stream_));
     return OkStatus();
   }
 
  private:
   cudaEvent_t event_;
+  cudaStream_t stream_ = nullptr;  // that it was recorded in last
 };
 
 class CudaDevice final : public Device, private Buffer::Deleter {

@@ -1,4 +1,5 @@
 #include "device/cpu/cpu_timeline.h"
+#include "device/cuda/fault_keeper.h"
 #include "device/cuda/multi_gpu.h"
 #include "device/device.h"
 
@@ -18,6 +19,7 @@ bool MayHaveGpus() { return false; }
 PeerLink ProbePeerLink(int, int) { return PeerLink::kNone; }
 void ReachEachOther(std::span<const int>) {}
 void LoadKernelsEagerly() noexcept {}
+void KeepFaultDumps() {}
 bool KernelsAreLoadedEagerly() { return true; }
 
 }  // namespace fathom::device
