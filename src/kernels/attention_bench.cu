@@ -277,8 +277,8 @@ int Run(const char* what) {
     for (const int seqs : {1, 8, 32, 128}) all(kProEighth, {seqs, 1, 4096});
   }
   if (chosen("few")) {
-    for (const Model& model : {kFlash, kFlashHalf, kFlashQuarter}) {
-      for (const int seqs : {1, 2, 4, 8, 12, 16}) {
+    for (const Model& model : {kFlash, kFlashHalf, kFlashQuarter, kPro, kProEighth}) {
+      for (const int seqs : {1, 2, 4, 8, 12, 16, 32, 48, 64}) {
         Layer layer(bench, model, {seqs, 1, 4096});
         for (const int ratio : {0, 4, 128}) layer.Attend(ratio);
         bench.Free();

@@ -478,6 +478,7 @@ TEST_F(GemmCudaTest, MirrorsHoldTheSame) {
 TEST_F(GemmCudaTest, ARanksRowsHaveTheBitsOfTheWholeMatrix) {
   ExpectSameOnAnyNumberOfRanks({TileKind::kFp8, 512, 1024});
   ExpectSameOnAnyNumberOfRanks({TileKind::kFp8, 256, 4096});
+  ExpectSameOnAnyNumberOfRanks({TileKind::kFp8, 512, 8192});
   ExpectSameOnAnyNumberOfRanks({TileKind::kFp8, 512, 4096}, /*few_rows=*/true);
   ExpectSameOnAnyNumberOfRanks({TileKind::kFp8AsBf16, 512, 2048, 4, GemmOutput::kFp8Tiles},
                                /*few_rows=*/true);

@@ -312,10 +312,15 @@ int ColumnParts(const CudaGemmParams& params) {
     const TiledMatrix& w = params.problems[i].w;
     most = std::max(most, w.matrix_col_blocks() * TileMatrixCols(w.kind));
   }
-  int parts = most < 2048                                     ? 1
-              : params.few_rows                               ? (wide ? 4 : 8)
-              : most < 4096 || wide || params.num_tokens > 32 ? 2
-                                                              : 4;
+  // The output product's long columns are cut into more parts than one GPU needs, for the few rows
+  // that its ranks have.
+  const bool is_long = most >= 8192 && !wide && params.num_problems == 1;
+  const int64_t n = params.num_tokens;
+  int parts = most < 2048                     ? 1
+              : params.few_rows               ? (wide ? 4 : 8)
+              : is_long                       ? (n > 16 && n <= 32 ? 8 : 4)
+              : most < 4096 || wide || n > 32 ? 2
+                                              : 4;
   const auto have_columns = [&](const GemmProblem& p) {
     const int64_t blocks = p.w.matrix_col_blocks();
     return (parts - 1) * BlocksEach(blocks, parts) < blocks;

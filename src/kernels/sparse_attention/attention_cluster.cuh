@@ -1,10 +1,10 @@
 // Attention of steps of few tokens where a tile of 80 keys is enough for each of 2, 4 or 8 splits
-// of a token: the splits are a cluster of blocks, for 8, 16 or 32 heads. Each has the output
-// columns of some warps of all blocks, whose sums are sent to it (st.async counts on its barriers,
-// so nobody meets), and adds them up in the order of the splits. How many splits there are depends
-// on the keys alone, so a head has the same bits with any number of heads a block. Behind a long
-// selection queries and entries are awaited as words, of launches that have not ended, so blocks
-// start beside it. Device code only.
+// of a token, or two tiles for each of 2: the splits are a cluster of blocks, for 8, 16 or 32
+// heads. Each has the output columns of some warps of all blocks, whose sums are sent to it
+// (st.async counts on its barriers, so nobody meets), and adds them up in the order of the splits.
+// How many splits there are depends on the keys alone, so a head has the same bits with any number
+// of heads a block. Behind a long selection queries and entries are awaited as words, of launches
+// that have not ended, so blocks start beside it. Device code only.
 #pragma once
 
 #include "kernels/aligned_shared.cuh"
@@ -33,9 +33,9 @@ struct ClusterShared : DecodeShared<kHeads, kClusterKeys> {
 template <int kHeads, int kSplits>
 inline constexpr size_t kClusterSharedBytes = sizeof(ClusterShared<kHeads, kSplits>) + 1024;
 
-template <int kHeads, int kSplits, bool kAwaits>
-class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
-  using Base = DecodeTile<kHeads, kClusterKeys>;
+template <int kHeads, int kSplits, bool kAwaits, bool kOneTile>
+class ClusterAttention : DecodeTile<kHeads, kClusterKeys, kOneTile> {
+  using Base = DecodeTile<kHeads, kClusterKeys, kOneTile>;
   using Base::first_head_, Base::lane_, Base::max_, Base::o_, Base::p_, Base::sum_, Base::token_,
       Base::warp_;
 
@@ -49,7 +49,7 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
         keys_(keys),
         rank_(static_cast<int>(ClusterRank())) {}
 
-  // Keys [first, end) of the token, at most a tile.
+  // Keys [first, end) of the token, at most a tile, or two.
   __device__ void Run(int first, int end) {
     if (threadIdx.x == 0) {
       BarrierInit(&s_.told, 1), BarrierInit(&s_.landed, 1);
@@ -59,6 +59,7 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
     }
     ClusterArrive();
     LoadTile(first, end);
+    if constexpr (!kOneTile) AddFirstTile(first, end);
     __syncthreads();
     ClusterWait();  // every block has started
     const int count = end - first;
@@ -68,7 +69,7 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
     __syncthreads();
     if (Base::has_heads()) {
       TellPart();
-      Base::AddValues(count);
+      if (kOneTile || count > 0) Base::AddValues(count);
       SendSums();
     }
   }
@@ -93,6 +94,27 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
  private:
   // A thread for each part, whole warps.
   static constexpr int kWeighers = (kHeads * kSplits + 31) / 32 * 32;
+
+  // The first of two tiles, whose place the second one takes. That one's keys are on their way
+  // meanwhile, where there are registers for them.
+  __device__ void AddFirstTile(int& first, int end) {
+    if (end - first <= kClusterKeys) return;
+    constexpr bool kAhead = kHeads < 32;
+    first += kClusterKeys;
+    const int k = first + Base::key_row();
+    const KeyBytes bytes = k < end ? keys_.Bytes(k, keys_.Entry(k)) : KeyBytes{};
+    KeyRow key;
+    if (kAhead) key.Fetch(bytes, Base::key_lane());
+    __syncthreads();
+    Base::Score();
+    __syncthreads();
+    if (Base::has_heads()) Base::MakeProbabilities(kClusterKeys);
+    __syncthreads();
+    if (Base::has_heads()) Base::AddValues(kClusterKeys);
+    if (!kAhead) key.Fetch(bytes, Base::key_lane());
+    __syncthreads();
+    Place(key);
+  }
 
   // Queries and keys: what is older than the last launch before the wait.
   __device__ void LoadTile(int first, int end) {
@@ -242,8 +264,9 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys> {
 };
 
 // Of 8 heads: registers and shared memory beside a block of the query products.
-template <int kHeads, int kSplits, bool kAwaits>
-__global__ void __maxnreg__(kHeads == 8    ? 96
+template <int kHeads, int kSplits, bool kAwaits, bool kOneTile>
+__global__ void __maxnreg__(!kOneTile      ? 168
+                            : kHeads == 8  ? 96
                             : kHeads == 16 ? 128
                                            : 200)
     ClusterAttentionKernel(const __grid_constant__ CudaSparseAttentionParams p) {
@@ -261,8 +284,8 @@ __global__ void __maxnreg__(kHeads == 8    ? 96
                        gridDim.y * kSplits * blockDim.x);
   const int each = KeysOfSplit(keys.size(), kSplits, 0);
   const int first = min(split * each, keys.size()), end = min(first + each, keys.size());
-  ClusterAttention<kHeads, kSplits, kAwaits> attention(p, shared, keys, token,
-                                                       static_cast<int>(blockIdx.y) * kHeads);
+  ClusterAttention<kHeads, kSplits, kAwaits, kOneTile> attention(
+      p, shared, keys, token, static_cast<int>(blockIdx.y) * kHeads);
   attention.Run(first, end);
   attention.Combine();
   if (kAwaits) WaitForPredecessor();  // who waits for this, waits for both

@@ -36,8 +36,8 @@ template <int kHeads>
 inline constexpr size_t kDecodeSharedBytes = sizeof(PartShared<kHeads>) + 1024;
 
 template <int kHeads>
-class DecodeAttention : DecodeTile<kHeads, kKeyTile> {
-  using Base = DecodeTile<kHeads, kKeyTile>;
+class DecodeAttention : DecodeTile<kHeads, kKeyTile, false> {
+  using Base = DecodeTile<kHeads, kKeyTile, false>;
   using Base::first_head_, Base::lane_, Base::max_, Base::o_, Base::p_, Base::sum_, Base::token_,
       Base::warp_;
 

@@ -36,15 +36,14 @@ __device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&d)[4], uint32_
                : "r"(address)
                : "memory");
 }
-// Phases are a __syncthreads() apart.
-template <int kHeads, int kKeys>
+// Phases are a __syncthreads() apart. kOneTile: there is no other tile.
+template <int kHeads, int kKeys, bool kOneTile>
 class DecodeTile {
  public:
   static constexpr int kThreads = 4 * kKeys;
 
  protected:
   using Shared = DecodeShared<kHeads, kKeys>;
-  static constexpr bool kOneTile = kKeys != kKeyTile;
   static constexpr int kTiles = kHeads / 8;
   static constexpr int kHeadLanes = 32 / kTiles;
   static constexpr int kKeyRows = kKeys / 16;
@@ -64,7 +63,9 @@ class DecodeTile {
   __device__ static int key_row() { return static_cast<int>(threadIdx.x) / 4; }
   __device__ static int key_lane() { return static_cast<int>(threadIdx.x) % 4; }
   __device__ uint32_t tile() const { return SharedAddress(s_.keys); }
-  __device__ bool has_heads() const { return kOneTile ? warp_ < kHeadWarps : true; }
+  __device__ bool has_heads() const {
+    return kThreads > kHeadWarps * 32 ? warp_ < kHeadWarps : true;
+  }
 
   struct AngleQuad {
     float2 angles[4];

@@ -202,8 +202,12 @@ __global__ void __maxnreg__(56)
   *reinterpret_cast<uint2*>(reinterpret_cast<uint8_t*>(p.out.values) + offset) = out;
 }
 
-// With more, 32 heads a block are more blocks than run at once.
+// Up to so many tokens a tile a split, with up to eight of them: more would be more blocks of 32
+// heads than run at once.
 inline constexpr int kMaxClusterTokens = 12;
+// Beyond, two splits, of so many keys as tables of 24K tokens hold for ratio 128: longer ones have
+// a second tile.
+inline constexpr int kMaxPairTokens = 32, kMaxPairKeys = 4 * kClusterKeys;
 inline constexpr int kClusterBlocks = 120;  // of clusters of eight, that run at once
 
 // How a step of few tokens is spread out: 8, 16 or 32 heads a block; 0 splits where it is not one.
@@ -211,7 +215,8 @@ inline constexpr int kClusterBlocks = 120;  // of clusters of eight, that run at
 // clusters the splits depend on the keys alone, and heads follow from how many blocks there are.
 struct DecodePlan {
   int heads = 8, splits = 0;
-  bool is_cluster = false;  // the splits are one
+  bool is_cluster = false;    // the splits are one
+  bool has_one_tile = false;  // then: a split has one tile
   bool is_long = false;
 
   // Of a split. With 16 heads and more a part of less than a tile is not made: it would take as
@@ -230,7 +235,10 @@ DecodePlan PlanDecode(const CudaSparseAttentionParams& p) {
   if (keys <= kMaxClusterSplits * kClusterKeys && tokens <= kMaxClusterTokens) {
     int splits = 2;
     while (splits * kClusterKeys < keys) splits *= 2;
-    return {.splits = splits, .is_cluster = true};
+    return {.splits = splits, .is_cluster = true, .has_one_tile = true};
+  }
+  if (keys <= kMaxPairKeys && tokens <= kMaxPairTokens) {
+    return {.splits = 2, .is_cluster = true, .has_one_tile = keys <= 2 * kClusterKeys};
   }
   if (tokens > 4) return {};
   // 96 blocks of 8 or of 16 heads, which leave multiprocessors to the blocks that add up; 132, of
@@ -276,18 +284,21 @@ void LaunchDecode(const CudaSparseAttentionParams& p, const AttentionParts& part
   LaunchCombine(p, parts, stream);
 }
 
-template <int kHeads, int kSplits>
+template <int kHeads, int kSplits, bool kOneTile = true>
 void LaunchCluster(const CudaSparseAttentionParams& p, device::Stream& stream) {
   const dim3 grid(kSplits, (p.num_heads + kHeads - 1) / kHeads, p.batch.num_tokens);
   // Beyond 16K tokens a selection leaves all multiprocessors at once, and two blocks would share
   // one.
   const bool alone = p.ratio == 4 && p.batch.max_blocks > 64;
   const size_t bytes = kClusterSharedBytes<kHeads, kSplits>;
-  LaunchClusters(ClusterAttentionKernel<kHeads, kSplits, false>, grid, kSplits, 4 * kClusterKeys,
-                 alone ? std::max(bytes, kAloneSharedBytes) : bytes, stream, p);
+  LaunchClusters(ClusterAttentionKernel<kHeads, kSplits, false, kOneTile>, grid, kSplits,
+                 4 * kClusterKeys, alone ? std::max(bytes, kAloneSharedBytes) : bytes, stream, p);
 }
 template <int kHeads>
-void LaunchCluster(const CudaSparseAttentionParams& p, int splits, device::Stream& stream) {
+void LaunchCluster(const CudaSparseAttentionParams& p, const DecodePlan& plan,
+                   device::Stream& stream) {
+  const int splits = plan.splits;
+  if (!plan.has_one_tile) return LaunchCluster<kHeads, 2, false>(p, stream);
   if (splits == 2) return LaunchCluster<kHeads, 2>(p, stream);
   if (splits == 4) return LaunchCluster<kHeads, 4>(p, stream);
   CHECK_EQ(splits, kMaxClusterSplits);
@@ -297,18 +308,20 @@ void LaunchCluster(const CudaSparseAttentionParams& p, int splits, device::Strea
 // Beside the products just before, one cluster for each eight heads.
 void LaunchAwaiting(const CudaSparseAttentionParams& p, device::Stream& stream) {
   const dim3 grid(kMaxClusterSplits, (p.num_heads + 7) / 8);
-  LaunchClusters(ClusterAttentionKernel<8, kMaxClusterSplits, true>, grid, kMaxClusterSplits,
+  LaunchClusters(ClusterAttentionKernel<8, kMaxClusterSplits, true, true>, grid, kMaxClusterSplits,
                  4 * kClusterKeys, kClusterSharedBytes<8, kMaxClusterSplits>, stream, p);
 }
 
 // As few heads a block as leave a multiprocessor to each: clusters of 8 do not fill the GPU.
-void LaunchCluster(const CudaSparseAttentionParams& p, int splits, device::Stream& stream) {
+void LaunchCluster(const CudaSparseAttentionParams& p, const DecodePlan& plan,
+                   device::Stream& stream) {
   const auto run_at_once = [&](int heads) {
-    return p.batch.num_tokens * ((p.num_heads + heads - 1) / heads) * splits <= kClusterBlocks;
+    const int blocks = (p.num_heads + heads - 1) / heads;
+    return p.batch.num_tokens * blocks * plan.splits <= kClusterBlocks;
   };
-  if (run_at_once(8)) return LaunchCluster<8>(p, splits, stream);
-  if (run_at_once(16)) return LaunchCluster<16>(p, splits, stream);
-  LaunchCluster<32>(p, splits, stream);
+  if (run_at_once(8)) return LaunchCluster<8>(p, plan, stream);
+  if (run_at_once(16)) return LaunchCluster<16>(p, plan, stream);
+  LaunchCluster<32>(p, plan, stream);
 }
 
 // A split step has at most kTargetBlocks parts of at most 64 heads.
@@ -356,7 +369,7 @@ void Launch(const CudaSparseAttentionParams& p, device::Stream& stream) {
   if (plan.is_long) return LaunchLong(p, stream);
   if (plan.splits > 0) {
     const AttentionParts parts = parts_of(plan.splits);
-    if (plan.is_cluster) return LaunchCluster(p, plan.splits, stream);
+    if (plan.is_cluster) return LaunchCluster(p, plan, stream);
     // A rank with half of the heads has half of them in a block: the same sums, and as many blocks.
     const int heads = p.num_heads <= 32 ? std::min(plan.heads, 16) : plan.heads;
     if (heads == 8) return LaunchDecode<8>(p, parts, plan.splits, stream);

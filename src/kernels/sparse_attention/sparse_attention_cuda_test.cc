@@ -202,11 +202,11 @@ class SparseAttentionCudaTest : public CudaTest {
   std::vector<BFloat16> output_;  // of the last run, tiles
 };
 
-// Steps of a prompt, the keys of earlier ones in pages: one sequence with kBefore tokens computed
+// Steps of a prompt, the keys of earlier ones in pages: one sequence with some tokens computed
 // before the whole step.
 class PrefillAttentionCudaTest : public SparseAttentionCudaTest {
  protected:
-  static constexpr int kBefore = 300, kHeads = 64, kTopk = 192, kTotal = kBefore + kWholeStep;
+  static constexpr int kHeads = 64, kMostBefore = 4200, kTotal = kMostBefore + kWholeStep;
   struct Heads {
     int first = 0, count = kHeads;
   };
@@ -218,10 +218,15 @@ class PrefillAttentionCudaTest : public SparseAttentionCudaTest {
     sink_ = RandomFloats(kHeads, 5);
     batch_.SetStep({{0, kTotal}});
     FillWindow();
-    batch_.SetStep({{kBefore, kWholeStep}});
+    Prepare(300, 192);
+  }
+
+  void Prepare(int before, int topk) {
+    before_ = before, topk_ = topk;
+    batch_.SetStep({{before, kWholeStep}});
     std::vector<int32_t> counts;
-    selected_.resize(size_t{kWholeStep} * kTopk);
-    Select(batch_.view(), kTopk, selected_, counts);
+    selected_.assign(size_t{kWholeStep} * static_cast<size_t>(topk), 0);
+    Select(batch_.view(), topk, selected_, counts);
   }
 
   // The same entries in pages and as rows of steps.
@@ -278,7 +283,7 @@ class PrefillAttentionCudaTest : public SparseAttentionCudaTest {
     const auto sink = UploadRows(sink_, heads.first, heads.count, 1);
     const auto fresh =
         UploadRows(fresh_.rows, before_ + step.first, tokens, FreshEntries::kRowBytes);
-    const auto selected = UploadRows(selected_, step.first, tokens, kTopk);
+    const auto selected = UploadRows(selected_, step.first, tokens, topk_);
     const auto gpu_angles = Upload(angles), out = Poisoned(rows * heads.count * 1024);
     const auto workspace = Poisoned(SparseAttentionWorkspaceBytes(heads.count));
     CudaSparseAttentionParams p;
@@ -294,7 +299,7 @@ class PrefillAttentionCudaTest : public SparseAttentionCudaTest {
     p.ratio = ratio;
     p.compressed = ratio == 4 ? TestPools::C4(blocks_.data()) : TestPools::C128(blocks_.data());
     p.selected = As<const int32_t>(selected);
-    p.topk = kTopk;
+    p.topk = topk_;
     p.out = {As<__nv_bfloat16>(out), rows / 8};
     p.workspace = As<float>(workspace);
     Launch(p, *gpu_stream_);
@@ -325,7 +330,8 @@ class PrefillAttentionCudaTest : public SparseAttentionCudaTest {
   }
 
   bool is_prefill_ = true;
-  int before_ = kBefore;  // tokens that were computed before the whole step
+  int before_ = 0;  // tokens that were computed before the whole step
+  int topk_ = 0;
   TestBatch batch_{1, kTotal, 11};
   std::vector<BFloat16> q_;
   FreshEntries fresh_;
@@ -358,13 +364,20 @@ TEST_F(PrefillAttentionCudaTest, GivesAHeadTheSameBitsBesideAnyOthers) {
 TEST_F(PrefillAttentionCudaTest, DecodesGiveAHeadTheSameBitsBesideAnyOthers) {
   is_prefill_ = false;
   for (const int ratio : {0, 4, 128}) {
-    for (const int tokens : Sweep({1, 2, 4, 8, 12}, {1, 4, 12})) {
+    for (const int tokens : Sweep({1, 2, 4, 8, 12, 16, 32, 33, 64, 65, 140}, {1, 4, 12, 13})) {
       ExpectSameBitsOfHeads(ratio, {0, tokens});
+    }
+  }
+  // Of more entries, for some tiles a block.
+  for (const int topk : {192, 1024}) {
+    Prepare(kMostBefore, topk);
+    for (const int tokens : Sweep({1, 4, 5, 12, 13, 32, 33}, {13})) {
+      ExpectSameBitsOfHeads(4, {0, tokens});
     }
   }
   // Of few keys, where the sink counts most. Of many tokens, as what is rounded differently shows
   // in one of a million values.
-  before_ = 0;
+  Prepare(0, 192);
   for (const int ratio : {0, 128}) {
     for (int first = 0; first < (kIsRacecheck ? 12 : 96); first += 12) {
       ExpectSameBitsOfHeads(ratio, {first, 12});
@@ -403,6 +416,15 @@ TEST_F(SparseAttentionCudaTest, ManySequencesMatchTheCpu) {
     sequences.resize(count);
     Run({64, 4, 512, sequences});
     Run({64, 128, 512, sequences});
+  }
+  // Two splits of a tile, or two, or none of its keys.
+  for (const int count : Sweep({13, 30}, {13})) {
+    sequences.clear();
+    for (int s = 0; s < count; ++s) sequences.push_back({s * 97, 1});
+    for (const int heads : Sweep({8, 16, 40, 128}, {16})) {
+      Run({heads, 0, 512, sequences});
+      Run({heads, 4, 192, sequences});
+    }
   }
   sequences.assign(kIsRacecheck ? 3 : 9, {700, 1});
   for (TestSequence& s : sequences) s.num_tokens = 4;
