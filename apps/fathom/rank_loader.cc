@@ -235,8 +235,8 @@ Result<std::vector<SessionRank>> OpenGpus(const ModelOptions& options, int num_r
     return InvalidArgument("--numerics fp32 runs on the CPU only: add --device cpu");
   }
   RETURN_IF_ERROR(CheckLayout(options.parallel, num_ranks));
-  if (std::getenv(kDumpsVariable) == nullptr) device::KeepFaultDumps();
   if (options.parallel.world_size() > 1) device::LoadKernelsEagerly();
+  if (std::getenv(kDumpsVariable) == nullptr) device::KeepFaultDumps();
   // Some launchers show each process its own GPU only.
   if (num_ranks == 1 && device::CountGpus() == 1) first_gpu = 0;
   RETURN_IF_ERROR(CheckGpus(num_ranks, first_gpu));
