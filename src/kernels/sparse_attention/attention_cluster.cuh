@@ -1,5 +1,5 @@
 // Attention of steps of few tokens where a tile of 80 keys is enough for each of 2, 4 or 8 splits
-// of a token, or two tiles for each of 2: the splits are a cluster of blocks, for 8, 16 or 32
+// of a token, or two tiles for each of 2 or 8: the splits are a cluster of blocks, for 8, 16 or 32
 // heads. Each has the output columns of some warps of all blocks, whose sums are sent to it
 // (st.async counts on its barriers, so nobody meets), and adds them up in the order of the splits.
 // How many splits there are depends on the keys alone, so a head has the same bits with any number

@@ -209,6 +209,8 @@ inline constexpr int kMaxClusterTokens = 12;
 // a second tile.
 inline constexpr int kMaxPairTokens = 32, kMaxPairKeys = 4 * kClusterKeys;
 inline constexpr int kClusterBlocks = 120;  // of clusters of eight, that run at once
+// Up to so many tokens of more keys their splits are no clusters.
+inline constexpr int kMaxSplitTokens = 4;
 
 // How a step of few tokens is spread out: 8, 16 or 32 heads a block; 0 splits where it is not one.
 // Counts as for 64 heads, so that a rank that has some of them adds up as one that has all. With
@@ -240,7 +242,14 @@ DecodePlan PlanDecode(const CudaSparseAttentionParams& p) {
   if (keys <= kMaxPairKeys && tokens <= kMaxPairTokens) {
     return {.splits = 2, .is_cluster = true, .has_one_tile = keys <= 2 * kClusterKeys};
   }
-  if (tokens > 4) return {};
+  // More selected entries, of a rank: with all heads these would be two to four times as many
+  // blocks as run at once.
+  const bool may_have_two = p.ratio == 4 && p.num_heads <= kHeadTile;
+  if (may_have_two && keys <= 2 * kMaxClusterSplits * kClusterKeys && tokens > kMaxSplitTokens &&
+      tokens <= kMaxClusterTokens) {
+    return {.splits = kMaxClusterSplits, .is_cluster = true, .has_one_tile = false};
+  }
+  if (tokens > kMaxSplitTokens) return {};
   // 96 blocks of 8 or of 16 heads, which leave multiprocessors to the blocks that add up; 132, of
   // 32 or of 16, where that saves tiles (of blocks for a tile each only those work that have one).
   // One token has a tile a block, which is as many blocks, up to what tables of 256K tokens hold.
@@ -298,7 +307,10 @@ template <int kHeads>
 void LaunchCluster(const CudaSparseAttentionParams& p, const DecodePlan& plan,
                    device::Stream& stream) {
   const int splits = plan.splits;
-  if (!plan.has_one_tile) return LaunchCluster<kHeads, 2, false>(p, stream);
+  if (!plan.has_one_tile) {
+    return splits == 2 ? LaunchCluster<kHeads, 2, false>(p, stream)
+                       : LaunchCluster<kHeads, kMaxClusterSplits, false>(p, stream);
+  }
   if (splits == 2) return LaunchCluster<kHeads, 2>(p, stream);
   if (splits == 4) return LaunchCluster<kHeads, 4>(p, stream);
   CHECK_EQ(splits, kMaxClusterSplits);

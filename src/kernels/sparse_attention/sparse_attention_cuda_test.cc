@@ -417,11 +417,15 @@ TEST_F(SparseAttentionCudaTest, ManySequencesMatchTheCpu) {
     Run({64, 4, 512, sequences});
     Run({64, 128, 512, sequences});
   }
-  // Two splits of a tile, or two, or none of its keys.
-  for (const int count : Sweep({13, 30}, {13})) {
+  // Splits of a tile, or two, or none of their keys: two of them, or eight.
+  for (const int count : Sweep({5, 12, 13, 30}, {5, 13})) {
     sequences.clear();
-    for (int s = 0; s < count; ++s) sequences.push_back({s * 97, 1});
+    for (int s = 0; s < count; ++s) sequences.push_back({s * (count < 13 ? 701 : 97) % 5000, 1});
     for (const int heads : Sweep({8, 16, 40, 128}, {16})) {
+      if (count < 13) {
+        Run({heads, 4, 1024, sequences});
+        continue;
+      }
       Run({heads, 0, 512, sequences});
       Run({heads, 4, 192, sequences});
     }
