@@ -312,8 +312,8 @@ void AddBenchSteps(CLI::App* bench, const char* name, const char* help, bool has
   AddNumber(command, "--num-iters-warmup", &options->num_iters_warmup, 0, 1 << 20,
             "runs before those that count (default 1)");
   AddNumber(command, "--only-rank", &options->model.only_rank, 0, 1023,
-            "of --tensor-parallel-size N run this rank alone, 0 to N - 1, on one GPU, "
-            "without its exchanges: what the others would send is made up");
+            "of --tensor-parallel-size N run this rank alone, 0 to N - 1, on one GPU: what the "
+            "others would send is made up, and nobody is waited for");
   if (has_profile) {
     command->add_flag("--profile", options->profile,
                       "also the time of each operator, by its share of the roofline (GPU)");

@@ -32,8 +32,9 @@ struct CudaGroupOptions {
 Result<std::vector<std::shared_ptr<CudaCollectives>>> MakeCudaGroup(
     std::span<const int> gpus, const CudaGroupOptions& options);
 
-// One of `size` ranks without the others, for benchmarks: it exchanges nothing and waits for
-// nobody, and reads made-up values where others would have written. kDevice, kOutOfMemory.
+// One of `size` ranks without the others, for benchmarks: it runs the kernels of one that has them,
+// waits for nobody, and reads made-up values, or what it sent itself, where others would have
+// written. kDevice, kOutOfMemory.
 Result<std::shared_ptr<CudaCollectives>> MakeLoneRank(int rank, int size, int gpu,
                                                       const CudaGroupOptions& options);
 

@@ -239,8 +239,8 @@ Status RunCases(const StepBenchOptions& options, bool merge_layer_kinds) {
   const size_t num_ranks = session.ranks.size();
   const std::optional<int>& only_rank = options.model.only_rank;
   fmt::print("{}, {} layers{}, on {}{}\n", options.model.model, session.config.num_layers,
-             only_rank ? fmt::format(", rank {} of {} without the others and their exchanges",
-                                     *only_rank, session.parallel.tensor_parallel_size)
+             only_rank ? fmt::format(", rank {} of {} without the others", *only_rank,
+                                     session.parallel.tensor_parallel_size)
                        : "",
              num_ranks > 1 ? fmt::format("{} x ", num_ranks) : "", session.device().name());
   json::Value results = json::Value::Array();
