@@ -301,26 +301,29 @@ bool IsSlim(const CudaGemmParams& params) {
          blocks >= 64 && blocks % (2 * kSlimParts) == 0;
 }
 
+// Into how many parts it pays to cut columns of which the longest matrix has so many. The output
+// product's are cut into more than one GPU needs, for the few rows that its ranks have.
+int PartsThatPay(const CudaGemmParams& params, int64_t columns) {
+  const bool wide = params.problems[0].w.kind == TileKind::kFp8AsBf16;
+  const bool is_output = columns >= 8192 && !wide && params.num_problems == 1;
+  const int64_t tokens = params.num_tokens;
+  if (columns < 2048) return 1;
+  if (params.few_rows) return wide ? 4 : 8;
+  if (is_output) return tokens > 16 && tokens <= 32 ? 8 : 4;
+  return columns < 4096 || wide || tokens > 32 ? 2 : 4;
+}
+
 // Parts of the columns of whole matrices. The order of the sums depends on nothing but these
 // columns and the tokens, so that a rank's rows have the bits that they have in the whole matrix.
 int ColumnParts(const CudaGemmParams& params) {
   if (params.many_rows) return 1;
   if (IsSlim(params)) return kSlimParts;
-  const bool wide = params.problems[0].w.kind == TileKind::kFp8AsBf16;
   int64_t most = 0;
   for (int i = 0; i < params.num_problems; ++i) {
     const TiledMatrix& w = params.problems[i].w;
     most = std::max(most, w.matrix_col_blocks() * TileMatrixCols(w.kind));
   }
-  // The output product's long columns are cut into more parts than one GPU needs, for the few rows
-  // that its ranks have.
-  const bool is_long = most >= 8192 && !wide && params.num_problems == 1;
-  const int64_t n = params.num_tokens;
-  int parts = most < 2048                     ? 1
-              : params.few_rows               ? (wide ? 4 : 8)
-              : is_long                       ? (n > 16 && n <= 32 ? 8 : 4)
-              : most < 4096 || wide || n > 32 ? 2
-                                              : 4;
+  int parts = PartsThatPay(params, most);
   const auto have_columns = [&](const GemmProblem& p) {
     const int64_t blocks = p.w.matrix_col_blocks();
     return (parts - 1) * BlocksEach(blocks, parts) < blocks;

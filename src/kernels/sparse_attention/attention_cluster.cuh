@@ -2,7 +2,7 @@
 // of a token, or two tiles for each of 2 or 8: the splits are a cluster of blocks, for 8, 16 or 32
 // heads. Each has the output columns of some warps of all blocks, whose sums are sent to it
 // (st.async counts on its barriers, so nobody meets), and adds them up in the order of the splits.
-// How many splits there are depends on the keys alone, so a head has the same bits with any number
+// How many splits there are depends on keys and tokens, so a head has the same bits with any number
 // of heads a block. Behind a long selection queries and entries are awaited as words, of launches
 // that have not ended, so blocks start beside it. Device code only.
 #pragma once

@@ -214,11 +214,11 @@ inline constexpr int kMaxSplitTokens = 4;
 
 // How a step of few tokens is spread out: 8, 16 or 32 heads a block; 0 splits where it is not one.
 // Counts as for 64 heads, so that a rank that has some of them adds up as one that has all. With
-// clusters the splits depend on the keys alone, and heads follow from how many blocks there are.
+// clusters the splits depend on keys and tokens, and heads follow from how many blocks there are.
 struct DecodePlan {
   int heads = 8, splits = 0;
   bool is_cluster = false;    // the splits are one
-  bool has_one_tile = false;  // then: a split has one tile
+  bool has_one_tile = false;  // then: a split has one tile, not two
   bool is_long = false;
 
   // Of a split. With 16 heads and more a part of less than a tile is not made: it would take as

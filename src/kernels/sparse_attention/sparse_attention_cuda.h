@@ -5,8 +5,9 @@
 //   o = b(sum b(p) * k / (sum p + exp(sink - m))); out = b(inverse rope(o)).
 // A token of ratio 4 attends to the first min(topk, visible) of its selected entries.
 // A step of few tokens spreads a token's keys over blocks (splits); how many depends on num_tokens,
-// max_blocks and the token's keys only, so a step of the same shape gives the same bits. Prefill
-// does not: a block adds up a token's keys in their order, 64 at a time, in a step of any size.
+// max_blocks, the token's keys and whether there are more than 64 heads only, so a step of the same
+// shape gives the same bits. Prefill does not: a block adds up a token's keys in their order, 64 at
+// a time, in a step of any size.
 // Angles and what earlier steps left in pages and entries are read before the wait (launch.cuh),
 // and where they are early q and what this step adds: the launch just before must not write them.
 #pragma once
