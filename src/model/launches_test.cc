@@ -7,8 +7,11 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/shard.h"
@@ -28,6 +31,19 @@ bool Fits(const Launched& l) {
   return l.grid.x > 0 && l.grid.y > 0 && l.grid.z > 0 && l.grid.x < 1u << 31 &&
          l.grid.y < 1u << 16 && l.grid.z < 1u << 16 && threads > 0 && threads <= 1024 &&
          l.cluster <= 16 && l.grid.x % l.cluster == 0 && l.shared_bytes <= 227 << 10;
+}
+
+// Of a launch of attention: its family, and into how many parts it splits a token's keys.
+using KeySplits = std::pair<std::string, unsigned>;
+std::optional<KeySplits> SplitsOf(const Launched& l) {
+  const std::string_view kernel = l.kernel;
+  for (const auto& [family, splits] : {KeySplits{"ClusterAttentionKernel", l.cluster},
+                                       {"DecodeAttentionKernel", l.grid.x},
+                                       {"LongAttentionKernel", l.grid.x},
+                                       {"SparseAttentionKernel", l.grid.y}}) {
+    if (kernel.find(family) != std::string_view::npos) return {{family, splits}};
+  }
+  return std::nullopt;
 }
 
 struct Layout {
@@ -140,6 +156,7 @@ class Launches : public testing::Test {
     num_launches_ = 0;
     OnLaunch([&](const Launched& l) {
       ++num_launches_;
+      if (const auto splits = SplitsOf(l)) attention_.push_back(*splits);
       if (Fits(l) || HasFailure()) return;  // the first says it all
       ADD_FAILURE() << l.kernel << " (" << l.grid.x << ", " << l.grid.y << ", " << l.grid.z
                     << ") in clusters of " << l.cluster << " with " << l.shared_bytes
@@ -181,7 +198,8 @@ class Launches : public testing::Test {
   std::unique_ptr<device::Stream> stream_;
   std::unique_ptr<DeepSeekV4> model_;
   int num_data_ranks_ = 1;
-  int num_launches_ = 0;  // of the last step
+  int num_launches_ = 0;              // of the last step
+  std::vector<KeySplits> attention_;  // of all steps
 };
 
 class LaunchesTest : public Launches,
@@ -249,6 +267,28 @@ TEST_P(DataRankLaunchesTest, AllFitWhateverOthersRun) {
   for (const int others : {0, 1, 17, 300, kMaxTokens}) {
     for (const int seqs : {0, 1, 8, 9, kMaxSeqs}) Step(seqs, 1, 5000, false, {others, false});
     for (const int tokens : {2, 63, 1000, kMaxTokens}) Step(1, tokens, 5000, true, {others, false});
+  }
+}
+
+// So a step has the same bits on any number of ranks. Not with all of Pro's heads
+// (docs/numerics.md).
+TEST_F(Launches, AttentionSplitsATokensKeysAlikeOnAnyNumberOfRanks) {
+  for (const char* preset : {"flash", "pro"}) {
+    std::vector<KeySplits> expected;
+    for (const int ranks : {1, 2, 4, 8}) {
+      if (ranks == 1 && preset == std::string_view("pro")) continue;
+      MakeModel(FirstLayers(preset), {.name = "ranks", .num_tensor_ranks = ranks},
+                kv_cache::IndexKeyDType::kFp4);
+      attention_.clear();
+      for (const int seqs : {1, 2, 3, 4, 5, 8, 12, 13, 16, 32, 33, 64, 65, 128, 129}) {
+        for (const int context : {1, 2000, 4096, 20000, 30000, 130000, 270000, 530000, 1048000}) {
+          Step(seqs, 1, context, false);
+        }
+      }
+      ASSERT_FALSE(attention_.empty());
+      if (expected.empty()) expected = attention_;
+      EXPECT_EQ(attention_, expected) << preset << " on " << ranks << " ranks";
+    }
   }
 }
 
