@@ -12,8 +12,6 @@ namespace {
 // Small finite numbers, whatever they are read as: 1 in FP8, 4e-5 in BF16 and FP32. As a flag it is
 // beyond the number of any exchange: raised.
 constexpr int kMadeUpByte = 0x38;
-constexpr int64_t kCounterBytes = 1024;
-constexpr uint64_t kFirstExchange = 1;
 
 bool AreEqual(const kernels::RankParts& parts, int size) {
   return parts.least(size) > 0 && parts.least(size) == parts.most(size);
@@ -26,23 +24,20 @@ bool AreEqual(const kernels::RankParts& parts, int size) {
 // so that a first step may read what is not there yet.
 class LoneRank final : public CudaCollectives {
  public:
-  // Of the current GPU, two such ranges of made-up values.
-  LoneRank(int rank, int size, const kernels::PeerLayout& layout, std::shared_ptr<std::byte> own,
+  // `own`: its memory, and another such range for the others', of made-up values.
+  LoneRank(const kernels::PeerView& own, std::shared_ptr<std::byte> own_memory,
            std::shared_ptr<std::byte> sink, int64_t max_boundary_tokens)
-      : CudaCollectives(rank, size, own.get() + layout.shared_offset),
-        own_(std::move(own)),
+      : CudaCollectives(own.rank, own.size, own_memory.get() + own.layout.shared_offset),
+        own_(std::move(own_memory)),
         sink_(std::move(sink)),
-        max_boundary_tokens_(max_boundary_tokens) {
-    auto* const counters = reinterpret_cast<uint64_t*>(own_.get() + layout.bytes);
-    view_ = {.rank = rank,
-             .size = size,
-             .layout = layout,
-             .exchanges = counters,
-             .failed = reinterpret_cast<uint32_t*>(counters + 16),
-             .timed_out = reinterpret_cast<uint32_t*>(counters + 32),
-             .timeout_ns = ~uint64_t{0}};
-    for (auto& memory : view_.memory) memory = sink_.get();
-    view_.memory[rank] = own_.get();
+        max_boundary_tokens_(max_boundary_tokens),
+        view_(own) {
+    for (int r = 0; r < size(); ++r) {
+      if (r != rank()) view_.memory[r] = sink_.get();
+    }
+    // Nobody is waited for in vain: where to say so is never looked at.
+    view_.timed_out = view_.failed;
+    view_.timeout_ns = ~uint64_t{0};
   }
 
   bool has_others() const override { return false; }
@@ -97,22 +92,20 @@ Result<std::shared_ptr<CudaCollectives>> MakeLoneRank(int rank, int size, int gp
   RETURN_IF_ERROR(CheckGroupSize(size));
   if (cudaSetDevice(gpu) != cudaSuccess) return DeviceError("cudaSetDevice failed");
   const kernels::PeerLayout layout = kernels::MakePeerLayout(size, options.shared_bytes);
-  std::shared_ptr<std::byte> ranges[2];
-  for (auto& range : ranges) {
-    range = AllocateOnGpu(layout.bytes + kCounterBytes);
-    if (range == nullptr) return NoRoomOnGpu(gpu, layout.bytes + kCounterBytes);
-    std::byte* const counters = range.get() + layout.bytes;
-    if (cudaMemset(range.get(), kMadeUpByte, static_cast<size_t>(layout.bytes)) != cudaSuccess ||
-        cudaMemset(counters, 0, kCounterBytes) != cudaSuccess ||
-        cudaMemcpy(counters, &kFirstExchange, sizeof(kFirstExchange), cudaMemcpyDefault) !=
-            cudaSuccess) {
-      return DeviceError("cudaMemset failed");
-    }
+  const int64_t bytes = PeerMemoryBytes(layout);
+  auto own = AllocateOnGpu(bytes), sink = AllocateOnGpu(layout.bytes);
+  if (own == nullptr || sink == nullptr) return NoRoomOnGpu(gpu, bytes + layout.bytes);
+  const kernels::PeerView view = OwnView(rank, size, layout, own.get());
+  const auto fill = [](std::byte* from, int value, int64_t count) {
+    return cudaMemset(from, value, static_cast<size_t>(count)) == cudaSuccess;
+  };
+  if (!fill(own.get(), kMadeUpByte, layout.bytes) ||
+      !fill(own.get() + layout.bytes, 0, bytes - layout.bytes) || !StartExchanges(view) ||
+      !fill(sink.get(), kMadeUpByte, layout.bytes) || cudaDeviceSynchronize() != cudaSuccess) {
+    return DeviceError("cudaMemset failed");
   }
-  if (cudaDeviceSynchronize() != cudaSuccess) return DeviceError("cudaMemset failed");
-  return std::shared_ptr<CudaCollectives>(
-      std::make_shared<LoneRank>(rank, size, layout, std::move(ranges[0]), std::move(ranges[1]),
-                                 kernels::MaxExchangeTokens(options.hidden)));
+  return std::shared_ptr<CudaCollectives>(std::make_shared<LoneRank>(
+      view, std::move(own), std::move(sink), kernels::MaxExchangeTokens(options.hidden)));
 }
 
 }  // namespace fathom::comm

@@ -17,9 +17,8 @@
 namespace fathom::comm {
 namespace {
 
-constexpr size_t kReportStride = 32;     // of 4 bytes: a cache line or two apart
-constexpr int64_t kCounterBytes = 1024;  // behind a rank's memory: its own counters
-constexpr uint64_t kFirstExchange = 1;   // 0 is what memory holds that nobody wrote
+constexpr size_t kReportStride = 32;    // of 4 bytes: a cache line or two apart
+constexpr uint64_t kFirstExchange = 1;  // 0 is what memory holds that nobody wrote
 
 Status CudaError(const char* what, int gpu, cudaError_t error) {
   (void)cudaGetLastError();
@@ -45,6 +44,23 @@ Status CheckGroup(size_t size) {
 }
 
 }  // namespace
+
+kernels::PeerView OwnView(int rank, int size, const kernels::PeerLayout& layout,
+                          std::byte* memory) {
+  auto* const counters = reinterpret_cast<uint64_t*>(memory + layout.bytes);
+  kernels::PeerView view{.rank = rank,
+                         .size = size,
+                         .layout = layout,
+                         .exchanges = counters,
+                         .failed = reinterpret_cast<uint32_t*>(counters + 16)};
+  view.memory[rank] = memory;
+  return view;
+}
+
+bool StartExchanges(const kernels::PeerView& view) {
+  return cudaMemcpy(view.exchanges, &kFirstExchange, sizeof(kFirstExchange),
+                    cudaMemcpyHostToDevice) == cudaSuccess;
+}
 
 bool AllReachAll(std::span<const int> gpus) {
   for (const int from : gpus) {
@@ -191,7 +207,7 @@ Status CudaPeers::AllocateReports() {
 
 // The rank's view, with its own memory.
 Status CudaPeers::Allocate(int rank) {
-  const size_t bytes = static_cast<size_t>(layout_.bytes + kCounterBytes);
+  const auto bytes = static_cast<size_t>(PeerMemoryBytes(layout_));
   const auto timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(timeout_);
   const int gpu = gpus_[static_cast<size_t>(rank)];
   RETURN_IF_CUDA_ERROR("cudaSetDevice", gpu, cudaSetDevice(gpu));
@@ -200,20 +216,12 @@ Status CudaPeers::Allocate(int rank) {
     (void)cudaGetLastError();
     return NoRoomOnGpu(gpu, static_cast<int64_t>(bytes));
   }
-  auto* const base = static_cast<std::byte*>(memory);
-  auto* const counters = reinterpret_cast<uint64_t*>(base + layout_.bytes);
   kernels::PeerView& view = views_[static_cast<size_t>(rank)];
-  view = {.rank = rank,
-          .size = static_cast<int>(gpus_.size()),
-          .layout = layout_,
-          .exchanges = counters,
-          .failed = reinterpret_cast<uint32_t*>(counters + 16),
-          .timed_out = timed_out_ + static_cast<size_t>(rank) * kReportStride,
-          .timeout_ns = static_cast<uint64_t>(timeout.count())};
-  view.memory[rank] = base;
+  view = OwnView(rank, static_cast<int>(gpus_.size()), layout_, static_cast<std::byte*>(memory));
+  view.timed_out = timed_out_ + static_cast<size_t>(rank) * kReportStride;
+  view.timeout_ns = static_cast<uint64_t>(timeout.count());
   RETURN_IF_CUDA_ERROR("cudaMemset", gpu, cudaMemset(memory, 0, bytes));
-  RETURN_IF_CUDA_ERROR("cudaMemcpy", gpu,
-                       cudaMemcpy(counters, &kFirstExchange, 8, cudaMemcpyHostToDevice));
+  if (!StartExchanges(view)) return CudaError("cudaMemcpy", gpu, cudaGetLastError());
   RETURN_IF_CUDA_ERROR("cudaDeviceSynchronize", gpu, cudaDeviceSynchronize());
   return OkStatus();
 }

@@ -15,6 +15,14 @@
 
 namespace fathom::comm {
 
+// What a rank's memory takes with its own counters, which lie behind it.
+constexpr int64_t PeerMemoryBytes(const kernels::PeerLayout& layout) { return layout.bytes + 1024; }
+// The view of a rank that has such memory: it knows no others' yet, and nobody to tell of a
+// timeout.
+kernels::PeerView OwnView(int rank, int size, const kernels::PeerLayout& layout, std::byte* memory);
+// On the GPU of a view whose memory is zero, once, before anything is exchanged.
+bool StartExchanges(const kernels::PeerView& view);
+
 // Kernels on each of these GPUs reach the memory of all the others.
 bool AllReachAll(std::span<const int> gpus);
 
