@@ -584,8 +584,14 @@ TEST_P(CudaPeersTest, ABoundaryAddsUpWhatAllRanksMultiply) {
   }
 }
 
-TEST(CudaLoneRankTest, GathersNothingAndReadsFiniteValues) {
-  if (device::CountGpus() == 0) GTEST_SKIP() << "a GPU is needed";
+class CudaLoneRankTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (device::CountGpus() == 0) GTEST_SKIP() << "a GPU is needed";
+  }
+};
+
+TEST_F(CudaLoneRankTest, GathersNothingAndReadsFiniteValues) {
   auto lone = MakeLoneRank(1, 8, 0, kOptions);
   ASSERT_TRUE(lone.ok()) << lone.status().message();
   TestRanks ranks(CudaGroup{*lone});
@@ -609,8 +615,7 @@ TEST(CudaLoneRankTest, GathersNothingAndReadsFiniteValues) {
   EXPECT_EQ(MakeLoneRank(0, 9, 0, kOptions).status().code(), StatusCode::kDevice);
 }
 
-TEST(CudaLoneRankTest, HearsItsOwnColumnsFromTheOthers) {
-  if (device::CountGpus() == 0) GTEST_SKIP() << "a GPU is needed";
+TEST_F(CudaLoneRankTest, HearsItsOwnColumnsFromTheOthers) {
   constexpr int kRank = 3, kSize = 8;
   auto lone = MakeLoneRank(kRank, kSize, 0, kOptions);
   ASSERT_TRUE(lone.ok()) << lone.status().message();

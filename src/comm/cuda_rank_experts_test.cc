@@ -371,8 +371,9 @@ class CudaRankExpertsTest : public testing::TestWithParam<std::tuple<Shape, int>
         rank.collectives->GatherInExperts(step.params().num_tokens, blocks_, columns_);
     CHECK_EQ(exchange.peers.size, num_ranks_);
     kernels::OutputExchange rows;
-    if (sends)
+    if (sends) {
       rows = rank.collectives->GatherInBoundary(1, columns_, kernels::OutputExchange::Sent::kRows);
+    }
     kernels::Launch(step.params(),
                     {.exchange = exchange,
                      .blocks = blocks_,

@@ -83,8 +83,8 @@ class EngineCudaTest : public testing::Test {
   }
 
   // Ends the process: 0 when everything went as it must.
-  void BreakTheGpu(bool async) {
-    FaultyModel faulty(*model_, 6);
+  void BreakTheGpu(bool async, int num_good_steps) {
+    FaultyModel faulty(*model_, num_good_steps);
     Start(async, faulty);
     std::vector<std::shared_ptr<CollectingSink>> sinks;
     for (const int length : {50, 300}) sinks.push_back(Submit(length, Params()[0]));
@@ -179,7 +179,10 @@ TEST_F(EngineCudaTest, ManyRequestsComeAndGo) {
 TEST_F(EngineCudaTest, AGpuThatBreaksEndsEveryRequestAndTheEngineSaysSo) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   for (const bool async : {false, true}) {
-    EXPECT_EXIT(BreakTheGpu(async), testing::ExitedWithCode(0), "the engine stops: a step of ");
+    for (const int num_good_steps : {0, 6}) {  // in a prompt's step, and in a graph of decodes
+      EXPECT_EXIT(BreakTheGpu(async, num_good_steps), testing::ExitedWithCode(0),
+                  "the engine stops: a step of ");
+    }
   }
 }
 
