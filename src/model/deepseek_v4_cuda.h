@@ -21,7 +21,7 @@ namespace fathom::model {
 
 struct CudaModelOptions {
   bool enforce_eager = false;   // steps of decodes are never captured
-  bool sync_operators = false;  // each operator is waited for, so that none overlap
+  bool sync_operators = false;  // for tests: each is waited for, so that none overlap
   bool poison_scratch = false;  // for tests: what no step may rely on is NaN before each
   // Of the tensor ranks that this model is one of; null: there is one.
   std::shared_ptr<comm::CudaCollectives> collectives = nullptr;

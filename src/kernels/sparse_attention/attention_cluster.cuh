@@ -69,7 +69,7 @@ class ClusterAttention : DecodeTile<kHeads, kClusterKeys, kOneTile> {
     __syncthreads();
     if (Base::has_heads()) {
       TellPart();
-      if (kOneTile || count > 0) Base::AddValues(count);
+      if (kOneTile || count > 0) Base::AddValues(count);  // of no keys there is nothing to read
       SendSums();
     }
   }
