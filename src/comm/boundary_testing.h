@@ -9,6 +9,7 @@
 
 #include "base/float_types.h"
 #include "comm/cuda_testing.h"
+#include "kernels/hyper_connection/boundary_large.h"
 #include "kernels/hyper_connection/hyper_connection_cuda.h"
 
 namespace fathom::comm {
@@ -53,6 +54,7 @@ class TestBoundary {
         post_out_(rank.Poisoned(tokens * 16)),
         comb_out_(rank.Poisoned(tokens * 64)),
         h_(rank.Poisoned(groups_ * 8 * hidden * 2)),
+        scratch_(rank.Poisoned(kernels::BoundaryScratchFloats(tokens, hidden) * 4)),
         codes_(rank.Poisoned(groups_ * 8 * hidden)),
         scales_(rank.Poisoned(groups_ * 8 * hidden / 32)) {}
 
@@ -79,7 +81,8 @@ class TestBoundary {
             .constants = {1e-6f, 1e-6f, 20},
             .after = {As<float>(post_out_), As<float>(comb_out_)},
             .h = {As<__nv_bfloat16>(h_), groups_},
-            .h_fp8 = {As<uint8_t>(codes_), As<float>(scales_), groups_}},
+            .h_fp8 = {As<uint8_t>(codes_), As<float>(scales_), groups_},
+            .scratch = As<float>(scratch_)},
         *rank_.stream);
   }
   BoundaryBits Bits() const {
@@ -105,7 +108,7 @@ class TestBoundary {
   const TestRank& rank_;
   const int64_t tokens_, hidden_, groups_;
   const device::Buffer before_, streams_, fn_, scale_, base_, post_, comb_, norm_, post_out_,
-      comb_out_, h_, codes_, scales_;
+      comb_out_, h_, scratch_, codes_, scales_;
 };
 
 // Once, as a step of its own.

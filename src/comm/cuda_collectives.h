@@ -51,11 +51,10 @@ class CudaCollectives {
   virtual Status GatherLogits(const kernels::CudaGatherColumnsParams& params,
                               device::Stream& stream);
 
-  // Of how many tokens or rows a boundary (hyper_connection_cuda.h) can complete its input itself.
+  // kernels::MaxExchangeTokens of its GPU; 0: no boundary can complete its input itself.
   virtual int64_t max_boundary_tokens() const { return 0; }
-  // For a boundary of so many that does so, of what is sent. Of size 1: GatherOutput has to.
-  virtual kernels::OutputExchange GatherInBoundary(int64_t /*num_tokens*/,
-                                                   const kernels::RankParts& /*columns*/,
+  // For a boundary that does so, of what is sent. Of size 1: GatherOutput has to.
+  virtual kernels::OutputExchange GatherInBoundary(const kernels::RankParts& /*columns*/,
                                                    kernels::OutputExchange::Sent /*sent*/) {
     return {};
   }

@@ -479,7 +479,9 @@ TEST_P(CudaPeersTest, ARankThatDoesNotComeIsNamed) {
 
 constexpr int64_t kBoundaryHidden = 4096;
 
-constexpr int64_t kBoundaryTokens[] = {1, 2, 3, 8, 11, 16};
+// Of these the last three are boundary_large.h's.
+constexpr int64_t kBoundaryTokens[] = {1, 2, 3, 8, 11, 16, 17, 40, 64};
+constexpr int64_t kAddedTokens[] = {1, 2, 3, 8, 11, 16};
 
 // A boundary that completes its input itself has the bits of one whose input is complete.
 TEST_P(CudaPeersTest, ABoundaryGathersItself) {
@@ -492,7 +494,7 @@ TEST_P(CudaPeersTest, ABoundaryGathersItself) {
         const auto own = rank.Upload(output.Own(columns, rank.collectives->rank()));
         const auto whole = rank.Upload(output.rows), pairs = rank.Upload(output.pair_of);
         const auto gather =
-            rank.collectives->GatherInBoundary(tokens, columns, OutputExchange::Sent::kNothing);
+            rank.collectives->GatherInBoundary(columns, OutputExchange::Sent::kNothing);
         ASSERT_EQ(gather.exchange.peers.size, ranks.size()) << tokens << " tokens";
         const auto actual =
             RunBoundary(rank, tokens, kBoundaryHidden, output.OnGpu(own, pairs), gather);
@@ -559,7 +561,7 @@ struct TestProduct {
 TEST_P(CudaPeersTest, ABoundaryAddsUpWhatAllRanksMultiply) {
   TestRanks ranks = Make(kOptions);
   const kernels::RankParts columns = Parts(ranks.size(), kBoundaryHidden, 128);
-  for (const int64_t tokens : kBoundaryTokens) {
+  for (const int64_t tokens : kAddedTokens) {
     ranks.OnAll([&](TestRank& rank) {
       for (const int64_t cols : {4096, 8192}) {
         const TestProduct product(rank, cols, tokens);
@@ -567,7 +569,7 @@ TEST_P(CudaPeersTest, ABoundaryAddsUpWhatAllRanksMultiply) {
         const auto none = rank.Poisoned(tokens * kBoundaryHidden * 2);
         const auto y = rank.Poisoned(tokens * kBoundaryHidden * 2);
         const OutputExchange add =
-            rank.collectives->GatherInBoundary(tokens, columns, OutputExchange::Sent::kSums);
+            rank.collectives->GatherInBoundary(columns, OutputExchange::Sent::kSums);
         kernels::Launch(kernels::CudaColumnSumsParams{product.Part(rank.collectives->rank(),
                                                                    ranks.size(), As<float>(sums)),
                                                       add.exchange},
@@ -629,7 +631,7 @@ TEST_F(CudaLoneRankTest, HearsItsOwnColumnsFromTheOthers) {
         const auto own = rank.Upload(output.Own(columns, kRank));
         const auto whole = rank.Upload(output.rows), pairs = rank.Upload(output.pair_of);
         const auto gather =
-            rank.collectives->GatherInBoundary(tokens, columns, OutputExchange::Sent::kNothing);
+            rank.collectives->GatherInBoundary(columns, OutputExchange::Sent::kNothing);
         ASSERT_EQ(gather.exchange.peers.size, kSize);
         ExpectSameBits(RunBoundary(rank, tokens, kBoundaryHidden, output.OnGpu(own, pairs), gather),
                        RunBoundary(rank, tokens, kBoundaryHidden, output.OnGpu(whole, pairs), {}),

@@ -47,9 +47,9 @@ class LoneRank final : public CudaCollectives {
   }
 
   int64_t max_boundary_tokens() const override { return max_boundary_tokens_; }
-  kernels::OutputExchange GatherInBoundary(int64_t num_tokens, const kernels::RankParts& columns,
+  kernels::OutputExchange GatherInBoundary(const kernels::RankParts& columns,
                                            kernels::OutputExchange::Sent sent) override {
-    if (num_tokens > max_boundary_tokens_ || !AreEqual(columns, size())) return {};
+    if (!AreEqual(columns, size())) return {};
     const bool is_of_all = sent == kernels::OutputExchange::Sent::kSums;  // a rank's packets
     const int64_t packets = kernels::kMaxPackets + (is_of_all ? 0 : columns.count(0) / 4);
     return {.exchange = Echoed(packets * kernels::kPacketBytes), .columns = columns, .sent = sent};

@@ -58,9 +58,9 @@ class PeerCollectives final : public CudaCollectives {
   }
 
   int64_t max_boundary_tokens() const override { return max_boundary_tokens_; }
-  kernels::OutputExchange GatherInBoundary(int64_t num_tokens, const kernels::RankParts& columns,
+  kernels::OutputExchange GatherInBoundary(const kernels::RankParts& columns,
                                            kernels::OutputExchange::Sent sent) override {
-    if (num_tokens > max_boundary_tokens_ || columns.least(size()) == 0) return {};
+    if (columns.least(size()) == 0) return {};
     return {.exchange = Next(), .columns = columns, .sent = sent};
   }
 

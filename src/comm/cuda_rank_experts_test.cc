@@ -372,7 +372,7 @@ class CudaRankExpertsTest : public testing::TestWithParam<std::tuple<Shape, int>
     CHECK_EQ(exchange.peers.size, num_ranks_);
     kernels::OutputExchange rows;
     if (sends) {
-      rows = rank.collectives->GatherInBoundary(1, columns_, kernels::OutputExchange::Sent::kRows);
+      rows = rank.collectives->GatherInBoundary(columns_, kernels::OutputExchange::Sent::kRows);
     }
     kernels::Launch(step.params(),
                     {.exchange = exchange,

@@ -225,9 +225,9 @@ class AttentionPass : CudaPass {
     if (HasAloneOutputs()) {
       operators_.Enqueue(share_, "grouped output product",
                          kernels::CudaGroupedAloneParams{first.problems[0], ws_.grouped_parts});
-      operators_.Enqueue(share_, "output product",
-                         kernels::CudaSumsAloneParams{second.problems[0], ws_.grouped_parts,
-                                                      ranks_.BeginSums(share_)});
+      operators_.Enqueue(
+          share_, "output product",
+          kernels::CudaSumsAloneParams{second.problems[0], ws_.grouped_parts, ranks_.BeginSums()});
       return;
     }
     if (adds && kernels::HaveBatchProducts(part_.wo_a, part_.wo_b, tokens)) {
@@ -235,14 +235,14 @@ class AttentionPass : CudaPass {
                          kernels::CudaGroupedBatchParams{first.problems[0], tokens});
       operators_.Enqueue(
           share_, "output product",
-          kernels::CudaSumsBatchParams{second.problems[0], tokens, ranks_.BeginSums(share_)});
+          kernels::CudaSumsBatchParams{second.problems[0], tokens, ranks_.BeginSums()});
       return;
     }
     if (part_.wo_a.rows > 0) operators_.Enqueue(share_, "grouped output product", first);
     ranks_.CompleteGroups(share_, layer_.idx, grouped);
     if (adds) {
       operators_.Enqueue(share_, "output product",
-                         kernels::CudaColumnSumsParams{second, ranks_.BeginSums(share_)});
+                         kernels::CudaColumnSumsParams{second, ranks_.BeginSums()});
     } else if (part_.wo_b.rows > 0) {
       operators_.Enqueue(share_, "output product", second);
     }

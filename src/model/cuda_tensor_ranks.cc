@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "checkpoint/shard.h"
 #include "kernels/grouped_gemm/expert_plan.h"
+#include "kernels/hyper_connection/boundary_large.h"
 #include "model/token_shares.h"
 
 namespace fathom::model {
@@ -68,8 +69,8 @@ int64_t CudaTensorRanks::MostAddedTokens() const {
   return grouped_.least(size()) == grouped_.most(size()) ? wo_b.num_tokens - 1 : 0;
 }
 
-const kernels::PeerExchange& CudaTensorRanks::BeginSums(const CudaStep& step) {
-  sums_ = collectives_->GatherInBoundary(step.batch.num_tokens, outputs_, Sent::kSums);
+const kernels::PeerExchange& CudaTensorRanks::BeginSums() {
+  sums_ = collectives_->GatherInBoundary(outputs_, Sent::kSums);
   return sums_.exchange;
 }
 
@@ -162,7 +163,7 @@ kernels::ExpertRank CudaTensorRanks::RankOfExperts(const CudaStep& step) {
   const kernels::PeerExchange exchange =
       collectives_->GatherInExperts(tokens, intermediate_, outputs_);
   if (exchange.peers.size > 1 && tokens == 1) {
-    rows_ = collectives_->GatherInBoundary(tokens, outputs_, Sent::kRows);
+    rows_ = collectives_->GatherInBoundary(outputs_, Sent::kRows);
   }
   return {.exchange = exchange,
           .blocks = intermediate_,
@@ -185,8 +186,14 @@ void CudaTensorRanks::AwaitMirrors(const CudaStep& step, int layer, const char* 
   Keep(collectives_->Gather({}, *step.stream));
 }
 
+bool CudaTensorRanks::IsCompletedInBoundary(int64_t num_rows, bool is_last) const {
+  const int64_t most = collectives_->max_boundary_tokens();
+  return num_rows <= most ||
+         (most > 0 && !is_last && kernels::LargeBoundaryExchanges(num_rows, c_.hidden_size));
+}
+
 kernels::OutputExchange CudaTensorRanks::CompleteOutput(const CudaStep& step, int layer,
-                                                        int64_t num_rows,
+                                                        int64_t num_rows, bool is_last,
                                                         kernels::SublayerOutput& output) {
   if (collectives_ == nullptr || output.y == nullptr) return {};
   const bool is_attention = output.pair_of == nullptr;
@@ -195,9 +202,11 @@ kernels::OutputExchange CudaTensorRanks::CompleteOutput(const CudaStep& step, in
   if (!step.prefill) {
     if (is_attention && AddsOutputs(step)) return sums_;
     if (!is_attention && rows_.exchange.peers.size > 1) return rows_;
-    const kernels::OutputExchange gather =
-        collectives_->GatherInBoundary(num_rows, outputs_, Sent::kNothing);
-    if (gather.exchange.peers.size > 1) return gather;
+    if (IsCompletedInBoundary(num_rows, is_last)) {
+      const kernels::OutputExchange gather =
+          collectives_->GatherInBoundary(outputs_, Sent::kNothing);
+      if (gather.exchange.peers.size > 1) return gather;
+    }
   }
   if (MirrorsOf(step).count > 0 && is_attention) {
     AwaitMirrors(step, layer, "outputs of all ranks");

@@ -68,7 +68,7 @@ class CudaTensorRanks {
   // all ranks (RankOfExperts): what routing awaits instead of the boundary's end.
   kernels::RouteInput RouteInput(const CudaStep& step, int layer, const CudaBlockWeights& w) const;
   // The exchange of these sums, which begins with wo_b's product and ends in the boundary.
-  const kernels::PeerExchange& BeginSums(const CudaStep& step);
+  const kernels::PeerExchange& BeginSums();
   // Whether ranks of attention have few rows: CudaGemmParams::few_rows.
   bool HaveFewRows() const;
 
@@ -86,10 +86,10 @@ class CudaTensorRanks {
 
   // The exchanges tell a recorder that they are the layer's.
   //
-  // Of `output` each rank has some columns. Either the boundary of `num_rows` tokens or rows
-  // completes it, by the exchange that is returned, or `output` becomes the whole.
+  // Of `output` each rank has some columns. Either the boundary of `num_rows` tokens, or rows of
+  // the last one, completes it, by the exchange that is returned, or `output` becomes the whole.
   kernels::OutputExchange CompleteOutput(const CudaStep& step, int layer, int64_t num_rows,
-                                         kernels::SublayerOutput& output);
+                                         bool is_last, kernels::SublayerOutput& output);
   // Of the rows of tokens each rank has some columns; of those of tokens and their pairs.
   void CompleteGroups(const CudaStep& step, int layer, const kernels::Fp8Tiles& grouped);
   void CompleteIntermediates(const CudaStep& step, int layer, const kernels::Fp8Tiles& t);
@@ -107,6 +107,7 @@ class CudaTensorRanks {
   int size() const { return collectives_ == nullptr ? 1 : collectives_->size(); }
   kernels::RankParts PartsOf(int64_t total, int64_t unit, int64_t each) const;
   int64_t MostAddedTokens() const;
+  bool IsCompletedInBoundary(int64_t num_rows, bool is_last) const;
   kernels::Fp8Tiles Own(const kernels::Fp8Tiles& tiles, const kernels::RankParts& blocks) const;
   kernels::RankParts SharesOf(const CudaStep& share) const;
 

@@ -243,7 +243,7 @@ class CudaModel final : public DeepSeekV4 {
                 const __nv_bfloat16* norm, const kernels::HyperConnectionState& after,
                 const kernels::Milestone& milestone = {}, const kernels::NumberedWords& told = {}) {
     const kernels::OutputExchange gather =
-        ranks_.CompleteOutput(step, operators_.layer(), step.batch.num_tokens, output);
+        ranks_.CompleteOutput(step, operators_.layer(), step.batch.num_tokens, false, output);
     if (output.y != nullptr) output.y += int64_t{step.first_token} * c_.hidden_size;
     operators_.Enqueue(step, "boundary",
                        kernels::CudaHyperConnectionParams{.streams = Streams(step),
@@ -270,7 +270,7 @@ class CudaModel final : public DeepSeekV4 {
     if (step.num_logits_rows == 0) return;
     if (share.is_share()) ranks_.GatherStreams(share);
     const kernels::OutputExchange gather =
-        ranks_.CompleteOutput(step, operators_.layer(), step.num_logits_rows, output);
+        ranks_.CompleteOutput(step, operators_.layer(), step.num_logits_rows, true, output);
     const int64_t groups = kernels::PaddedTokens(step.num_logits_rows, step.prefill) / 8;
     operators_.Enqueue(step, "last boundary",
                        kernels::CudaHyperConnectionParams{.streams = ws_->streams,

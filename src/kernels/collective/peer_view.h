@@ -45,6 +45,12 @@ struct RankParts {
   int64_t begin[kMaxPeers + 1] = {};  // ascending
 
   constexpr int64_t count(int rank) const { return begin[rank + 1] - begin[rank]; }
+  // The rank that has `i`, which is below all ranks' end.
+  constexpr int OwnerOf(int64_t i) const {
+    int owner = 0;
+    while (i >= begin[owner + 1]) ++owner;
+    return owner;
+  }
   constexpr int64_t most(int size) const {
     int64_t most = 0;
     for (int r = 0; r < size; ++r) most = count(r) > most ? count(r) : most;

@@ -431,13 +431,13 @@ __global__ void __launch_bounds__(kPreThreads, 1024 / kPreThreads)
 constexpr int kMultiprocessors = 132;
 constexpr int kDecodePostBlocks = 2 * kMultiprocessors;  // that run at once
 
-PostMixShape MakeShape(const CudaHyperConnectionParams& p) {
+PostMixShape MakeShape(int64_t num_tokens, int64_t hidden, bool prefill) {
   PostMixShape s;
-  s.tiles = static_cast<int>((p.num_tokens + kPostTokens - 1) / kPostTokens);
-  s.ranges = static_cast<int>(p.hidden) / kDecodeRangeColumns;
+  s.tiles = static_cast<int>((num_tokens + kPostTokens - 1) / kPostTokens);
+  s.ranges = static_cast<int>(hidden) / kDecodeRangeColumns;
   s.is_decode =
-      !p.prefill && p.num_tokens <= kMostDecodeTokens && s.ranges * s.tiles <= kDecodePostBlocks;
-  if (!s.is_decode) s.ranges = BoundaryRanges(p.hidden);
+      !prefill && num_tokens <= kMostDecodeTokens && s.ranges * s.tiles <= kDecodePostBlocks;
+  if (!s.is_decode) s.ranges = BoundaryRanges(hidden);
   s.groups = s.is_decode ? s.tiles : std::clamp(kMultiprocessors / s.ranges, 1, s.tiles);
   return s;
 }
@@ -446,8 +446,12 @@ template <int kPairs>
 void LaunchPost(const CudaHyperConnectionParams& p, const PostMixShape& shape,
                 device::Stream& stream) {
   const auto blocks = static_cast<unsigned>(shape.groups * shape.ranges);
-  if (shape.is_decode) {
-    LaunchKernel(DecodePostKernel<kPairs>, blocks, kDecodePostThreads, 0, stream, p, shape);
+  if (p.gather.exchange.peers.size > 1) {
+    CHECK(p.output.y != nullptr && p.gather.sent == OutputExchange::Sent::kNothing);
+    CHECK(!p.prefill && LargeBoundaryExchanges(p.num_tokens, p.hidden));
+    LaunchKernel(DecodePostKernel<kPairs, true>, blocks, kDecodePostThreads, 0, stream, p, shape);
+  } else if (shape.is_decode) {
+    LaunchKernel(DecodePostKernel<kPairs, false>, blocks, kDecodePostThreads, 0, stream, p, shape);
   } else {
     LaunchKernel(PostMixKernel<kPairs>, blocks, kThreads, sizeof(PostMixShared), stream, p, shape);
   }
@@ -461,8 +465,13 @@ bool IsLargeBoundary(const CudaHyperConnectionParams& p) {
          p.output.num_chosen <= kMaxBoundaryPairs && p.hidden <= kPieces * kThreads * 8;
 }
 
+bool LargeBoundaryExchanges(int64_t num_tokens, int64_t hidden) {
+  return num_tokens >= LargeBoundaryTokens(hidden) && num_tokens * hidden / 4 <= kMaxPackets &&
+         MakeShape(num_tokens, hidden, false).is_decode;
+}
+
 void LaunchLargeBoundary(const CudaHyperConnectionParams& p, device::Stream& stream) {
-  const PostMixShape shape = MakeShape(p);
+  const PostMixShape shape = MakeShape(p.num_tokens, p.hidden, p.prefill);
   const int pairs = p.output.pair_of == nullptr ? 0 : p.output.num_chosen;
   pairs == 0   ? LaunchPost<0>(p, shape, stream)
   : pairs <= 6 ? LaunchPost<6>(p, shape, stream)

@@ -32,6 +32,9 @@ constexpr int64_t BoundaryScratchFloats(int64_t num_tokens, int64_t hidden) {
   return (rows > rows_of_few ? rows : rows_of_few) * 32;
 }
 
+// Of a decode: whether it can complete an output of which each rank has some columns.
+bool LargeBoundaryExchanges(int64_t num_tokens, int64_t hidden);
+
 bool IsLargeBoundary(const CudaHyperConnectionParams& params);
 void LaunchLargeBoundary(const CudaHyperConnectionParams& params, device::Stream& stream);
 

@@ -246,17 +246,12 @@ class Boundary {
   // Four columns of the output: this rank's go to all others. Each is one thread's.
   __device__ float4 GatheredOutput(int64_t column) const {
     const PeerView& peers = p_.gather.exchange.peers;
-    const int owner = OwnerOf(column);
+    const int owner = p_.gather.columns.OwnerOf(column);
     const int64_t packet = (Row(token_) * hidden_ + column) / 4;
     if (owner != peers.rank) return WidenQuad(ReceivePacket(peers, number_, packet, owner));
     const float4 y = Output(column);
     SendPacket(peers, number_, packet, {PackBf16(y.x, y.y), PackBf16(y.z, y.w)});
     return y;
-  }
-  __device__ int OwnerOf(int64_t column) const {
-    int owner = 0;
-    while (column >= p_.gather.columns.begin[owner + 1]) ++owner;
-    return owner;
   }
 
   // look(): of which rank something is missing still; -1: nothing.
@@ -302,7 +297,7 @@ class Boundary {
   // Four columns of the only token's output, of which one rank sends the experts' rows.
   __device__ float4 SentOutput(int64_t column) const {
     const PeerView& peers = p_.gather.exchange.peers;
-    const int owner = OwnerOf(column), num_chosen = p_.output.num_chosen;
+    const int owner = p_.gather.columns.OwnerOf(column), num_chosen = p_.output.num_chosen;
     const uint4* const from = PacketAt(peers, peers.rank, owner, number_, column / 4);
     const uint2 tags = Tags(number_);
     const int* const rows = s_.rows[warp()];
@@ -639,8 +634,7 @@ void Launch(const CudaHyperConnectionParams& params, device::Stream& stream) {
   CHECK_EQ(params.hidden % 128, 0);
   CHECK(params.told.words == nullptr ||
         (params.num_tokens == 1 && !params.prefill && params.rows == nullptr));
-  const bool exchanges = params.gather.exchange.peers.size > 1;
-  if (!exchanges && IsLargeBoundary(params)) return LaunchLargeBoundary(params, stream);
+  if (IsLargeBoundary(params)) return LaunchLargeBoundary(params, stream);
   params.rows != nullptr ? RunTokens<true>(params, stream) : RunTokens<false>(params, stream);
 }
 

@@ -8,7 +8,8 @@
 // predecessor. More tokens, and prefill: boundary_large.h.
 //
 // Where a rank has some columns of the output, or a part of its sums, the same launch completes it
-// (collective/peer_view.h), for as few tokens as all blocks run at once. What its predecessor sends
+// (collective/peer_view.h), for as few tokens as all blocks run at once; of a decode's columns so
+// does boundary_large.h. What its predecessor sends
 // as packets it awaits instead of that one's end, which it awaits at its own.
 #pragma once
 
@@ -68,7 +69,8 @@ struct CudaHyperConnectionParams {
   bool prefill = false;
   int64_t hidden = 0;  // a multiple of 128
   SublayerOutput output = {};
-  // Of up to MaxExchangeTokens tokens or rows. size 1: the output is complete.
+  // Of up to MaxExchangeTokens tokens or rows, and of more tokens where LargeBoundaryExchanges.
+  // size 1: the output is complete.
   OutputExchange gather = {};
   HyperConnectionState before = {};  // of the sub-layer that ended
   const float* fn = nullptr;         // [24, 4 * hidden]; head: [4, 4 * hidden]

@@ -2,9 +2,11 @@
 // columns, 16 a warp, whose mixers it has fetched before the wait, and makes C itself. Of tokens g
 // and g + 8 a thread has 4 columns that follow each other, which it gives the tensor cores as
 // columns 2 and 2 of k (the mixers' columns are taken alike, so their order does not matter).
-// Device code only.
+// Of several ranks the one that has the block's columns of the output sends them to the others as
+// packets. Device code only.
 #pragma once
 
+#include "kernels/collective/packets.cuh"
 #include "kernels/hyper_connection/gates.cuh"
 #include "kernels/hyper_connection/post_mix.cuh"
 #include "kernels/launch.cuh"
@@ -22,8 +24,9 @@ struct DecodePostShared {
   float sums[kDecodeWarps][kPostSums][32];
 };
 
-// kPairs: at least the rows that y of a token is the sum of, besides its own.
-template <int kPairs>
+// kPairs: at least the rows that y of a token is the sum of, besides its own. kGathers: each rank
+// has some columns of y.
+template <int kPairs, bool kGathers>
 class DecodePost {
  public:
   __device__ DecodePost(const CudaHyperConnectionParams& params, const PostMixShape& shape,
@@ -39,6 +42,7 @@ class DecodePost {
   __device__ void Run() {
     AllowSuccessor();
     LoadMixers();
+    if constexpr (kGathers) number_ = ExchangeNumber(p_.gather.exchange);
     if (p_.output.y == nullptr) {  // its predecessor made the streams
       WaitForPredecessor();
       LoadStreams();
@@ -161,13 +165,48 @@ class DecodePost {
     return {RoundBf16(sum.x + own.x), RoundBf16(sum.y + own.y), RoundBf16(sum.z + own.z),
             RoundBf16(sum.w + own.w)};
   }
-  // x_k = b(post_k y + sum_j C[j][k] x_j).
-  __device__ void Post() {
+  // Of both tokens.
+  __device__ void OwnOutput(float4 (&y)[2]) const {
     Outputs outputs[2];
     for (int i = 0; i < 2; ++i) LoadOutput(i, outputs[i]);
+    for (int i = 0; i < 2; ++i) y[i] = Sum(outputs[i]);
+  }
+  __device__ int64_t Packet(int i) const { return (OwnRow(i) * hidden_ + column_) / 4; }
+  __device__ void SendOutput(const float4 (&y)[2]) const {
+    for (int i = 0; i < 2; ++i) {
+      if (!IsReal(i)) continue;
+      SendPacket(p_.gather.exchange.peers, number_, Packet(i),
+                 {PackBf16(y[i].x, y[i].y), PackBf16(y[i].z, y[i].w)});
+    }
+  }
+  __device__ void ReceiveOutput(int owner, float4 (&y)[2]) const {
+    const PeerView& peers = p_.gather.exchange.peers;
+    const uint4* from[2];
+    for (int i = 0; i < 2; ++i) from[i] = PacketAt(peers, peers.rank, owner, number_, Packet(i));
+    const uint2 tags = Tags(number_);
+    Patience patience(peers, owner);
+    uint4 packets[2];
+    do {
+      for (int i = 0; i < 2; ++i) packets[i] = LoadTogether(from[i]);
+    } while (!(HasTags(packets[0], tags) && HasTags(packets[1], tags)) && patience.Wait());
+    for (int i = 0; i < 2; ++i) y[i] = Widen({packets[i].x, packets[i].z});
+  }
+  // The block's columns are one rank's.
+  __device__ void Output(float4 (&y)[2]) const {
+    if constexpr (kGathers) {
+      const int owner = p_.gather.columns.OwnerOf(range_ * kDecodeRangeColumns);
+      if (owner != p_.gather.exchange.peers.rank) return ReceiveOutput(owner, y);
+    }
+    OwnOutput(y);
+    if constexpr (kGathers) SendOutput(y);
+  }
+  // x_k = b(post_k y + sum_j C[j][k] x_j).
+  __device__ void Post() {
+    float4 outputs[2];
+    Output(outputs);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float4 y = Sum(outputs[i]);
+      const float4 y = outputs[i];
       const float4* const gates = s_.gates.comb[lane() / 4 + i * 8];
       const float4 c[kNumStreams] = {gates[0], gates[1], gates[2], gates[3]},
                    post = gates[kNumStreams];
@@ -214,14 +253,15 @@ class DecodePost {
   const int hidden_, range_, column_, tile_;
   uint2 mixers_[kNumStreams][kMixTiles][kMixerParts - 1];
   uint2 x_[2][kNumStreams];
+  uint64_t number_ = 0;  // of the exchange
 };
 
-template <int kPairs>
+template <int kPairs, bool kGathers>
 __global__ void __launch_bounds__(kDecodePostThreads, 2)
     DecodePostKernel(const __grid_constant__ CudaHyperConnectionParams params,
                      const __grid_constant__ PostMixShape shape) {
   __shared__ DecodePostShared shared;
-  DecodePost<kPairs>(params, shape, shared).Run();
+  DecodePost<kPairs, kGathers>(params, shape, shared).Run();
 }
 
 }  // namespace fathom::kernels
