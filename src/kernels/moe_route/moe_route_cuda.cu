@@ -279,30 +279,41 @@ void LaunchAlone(const CudaMoeRouteParams& p, device::Stream& stream) {
                  stream, p);
 }
 
-template <int kGroups, int kLane, bool kCluster>
+template <int kGroups, int kLane, RouteBlocks kBlocks>
 void LaunchDirect(const CudaMoeRouteParams& p, device::Stream& stream) {
-  using Route = DirectRoute<kGroups, kLane, kCluster>;
-  const auto kernel = RouteDirectKernel<kGroups, kLane, kCluster>;
+  using Route = DirectRoute<kGroups, kLane, kBlocks>;
+  const auto kernel = RouteDirectKernel<kGroups, kLane, kBlocks>;
   const unsigned blocks =
       (static_cast<unsigned>(p.num_experts) + Route::kExperts - 1) / Route::kExperts;
-  if constexpr (kCluster) {
+  if constexpr (kBlocks != RouteBlocks::kApart) {
     device::CheckCuda(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), __FILE__,
         __LINE__);
   }
-  LaunchClusters(kernel, blocks, kCluster ? blocks : 1, kDirectThreads,
-                 Route::SharedBytes(p.hidden), stream, p);
+  const unsigned cluster = kBlocks == RouteBlocks::kApart     ? 1
+                           : kBlocks == RouteBlocks::kCluster ? blocks
+                                                              : kMaxCluster;
+  LaunchClusters(kernel, blocks, cluster, kDirectThreads, Route::SharedBytes(p.hidden), stream, p);
 }
 
 template <int kGroups>
 void LaunchDirect(const CudaMoeRouteParams& p, device::Stream& stream) {
-  if (p.num_experts > 256) return LaunchDirect<kGroups, 16, false>(p, stream);
-  using Route = DirectRoute<kGroups, 8, true>;
+  using enum RouteBlocks;
+  if (p.num_experts > 256) {
+    constexpr int kLane = 12;
+    using Shared = DirectRoute<kGroups, kLane, kColumns>;
+    const bool share_columns =
+        p.num_experts <= kLane * 32 && p.num_experts % Shared::kClusterExperts == 0 &&
+        p.hidden % (64 * kMaxCluster) == 0 && Shared::SharedBytes(p.hidden) <= kMaxSharedBytes;
+    return share_columns ? LaunchDirect<kGroups, kLane, kColumns>(p, stream)
+                         : LaunchDirect<kGroups, 16, kApart>(p, stream);
+  }
+  using Route = DirectRoute<kGroups, 8, kCluster>;
   static_assert(kMaxCluster * Route::kExperts == 256);
   const bool is_cluster =
       p.num_experts > Route::kExperts && Route::SharedBytes(p.hidden) <= kMaxSharedBytes;
-  is_cluster ? LaunchDirect<kGroups, 8, true>(p, stream)
-             : LaunchDirect<kGroups, 8, false>(p, stream);
+  is_cluster ? LaunchDirect<kGroups, 8, kCluster>(p, stream)
+             : LaunchDirect<kGroups, 8, kApart>(p, stream);
 }
 
 void LaunchDirect(const CudaMoeRouteParams& p, device::Stream& stream) {

@@ -66,8 +66,8 @@ struct CudaMoeRouteParams {
   bool plans = true;
   ExpertPlan plan;
   int64_t hidden = 0;
-  Fp8Tiles x;         // [num_tokens, hidden]
-  Fp8Tiles gathered;  // [MaxPairRows, hidden]
+  Fp8Tiles x = {};         // [num_tokens, hidden]
+  Fp8Tiles gathered = {};  // [MaxPairRows, hidden]
 };
 
 // One token, by scores: whether there may be an `input`.

@@ -16,14 +16,14 @@ __device__ inline uint32_t NextLaunch(const RouteBoard& board) {
 
 __device__ inline float Softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 
-// Of values [kFirst, kFirst + kCount), a power of two: few of the steps wait for each other.
+// Of values [kFirst, kFirst + kCount): few of the steps wait for each other.
 template <int kFirst, int kCount, int kAll, typename Join>
 __device__ __forceinline__ uint32_t Fold(const uint32_t (&values)[kAll], Join join) {
   if constexpr (kCount == 1)
     return values[kFirst];
   else
     return join(Fold<kFirst, kCount / 2>(values, join),
-                Fold<kFirst + kCount / 2, kCount / 2>(values, join));
+                Fold<kFirst + kCount / 2, kCount - kCount / 2>(values, join));
 }
 
 // The k best of a warp's scores, lane n the n-th best one's id; ties: the lower id. Lane l has

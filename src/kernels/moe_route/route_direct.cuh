@@ -3,7 +3,8 @@
 // gate, the blocks are one and scores go from block to block: of one token to all of them, each of
 // which finds out which of its experts are chosen. Else scores carry the number of the launch
 // beside them, so that whoever reads a pair of both knows that it has arrived: no counter, no
-// fence. Device code only.
+// fence. Of many experts each cluster has 128, whose columns its blocks share, so that none reads
+// all of the tokens; the products' sums go to the blocks that have the scores. Device code only.
 #pragma once
 
 #include <cstddef>
@@ -42,10 +43,15 @@ __device__ inline bool ReceiveScore(const RouteBoard::Score* from, uint32_t numb
 inline constexpr int kDirectThreads = 512;
 static_assert(kDirectThreads >= kMaxExperts);
 
+enum class RouteBlocks { kApart, kCluster, kColumns };
+
 // kGroups: of eight tokens; kLane: experts of a lane. Of the plan most instructions run once, so
 // that few of them count more than anything else.
-template <int kGroups, int kLane, bool kCluster>
+template <int kGroups, int kLane, RouteBlocks kBlocks>
 class DirectRoute {
+  static constexpr bool kCluster = kBlocks == RouteBlocks::kCluster;
+  static constexpr bool kColumns = kBlocks == RouteBlocks::kColumns;
+
   static constexpr int kWords = kMaxExperts / 32;
   static constexpr int kWarps = kDirectThreads / 32;
   static constexpr int kLoadedBlocks = 4;          // of 64 columns, of a warp, on their way at once
@@ -53,28 +59,41 @@ class DirectRoute {
   static constexpr int kEightRowsBytes = 8 * 128;  // which lie together
 
  public:
-  static constexpr int kExperts = kCluster ? 16 : 8;  // of a block
-  static constexpr int kGateBlockBytes = kExperts / 8 * kEightRowsBytes;
+  static constexpr int kExperts = kCluster ? 16 : 8;  // whose scores a block has
+  static constexpr int kClusterExperts = kColumns ? kMaxCluster * kExperts : kExperts;
+  static constexpr int kRows = kColumns ? 16 : kExperts;  // of the gate, that a warp multiplies
+  // Warps that multiply the same rows, some columns each.
+  static constexpr int kRowWarps = kColumns ? kWarps * kRows / kClusterExperts : kWarps;
+  static constexpr int kParts = kColumns ? kMaxCluster * kRowWarps : kWarps;  // of a sum
+  static constexpr int kGateBlockBytes = kClusterExperts / 8 * kEightRowsBytes;
 
   struct Shared {
-    float sums[kWarps][kGroups * 8][kExperts];
+    float sums[kParts][kGroups * 8][kExperts];
     RouteScratch scratch[kDirectTokens];
     uint32_t used[kGroups][kWords];  // by a group of eight tokens: a bit an expert
     int tile[kMaxChosen];  // of one token's experts, in their order, where each block tells its own
     float bias[kMaxExperts];
-    uint64_t gate_full, scores_full;
+    uint64_t gate_full, scores_full, sums_full;
   };
-  // The gate's rows, kGateBlockBytes for each 64 columns, and Shared behind them.
+  // Blocks of 64 columns that a block has.
+  __host__ __device__ static int ColumnBlocks(int64_t hidden) {
+    return static_cast<int>(hidden) / (kColumns ? 64 * kMaxCluster : 64);
+  }
+  // The gate's rows, kGateBlockBytes for each of these, and Shared behind them.
+  __host__ __device__ static int GateBytes(int64_t hidden) {
+    return ColumnBlocks(hidden) * kGateBlockBytes;
+  }
   static size_t SharedBytes(int64_t hidden) {
-    return static_cast<size_t>(hidden / 64 * kGateBlockBytes) + sizeof(Shared);
+    return static_cast<size_t>(GateBytes(hidden)) + sizeof(Shared);
   }
 
   __device__ DirectRoute(const CudaMoeRouteParams& params, std::byte* memory)
       : p_(params),
         gate_(memory),
-        s_(*reinterpret_cast<Shared*>(memory + params.hidden / 64 * kGateBlockBytes)),
+        s_(*reinterpret_cast<Shared*>(memory + GateBytes(params.hidden))),
         first_(static_cast<int>(blockIdx.x) * kExperts),
-        blocks_(static_cast<int>(params.hidden) / 64),
+        blocks_(ColumnBlocks(params.hidden)),
+        block0_(kColumns ? static_cast<int>(ClusterRank()) * blocks_ : 0),
         stride_(static_cast<int>(params.h.row_groups) * kTileBytes),
         tokens_(static_cast<int>(params.num_tokens)),
         plans_(blockIdx.x == 0),
@@ -84,7 +103,7 @@ class DirectRoute {
   __device__ void Run() {
     if (thread() == 0) InitBarriers();
     __syncthreads();
-    if constexpr (kCluster) ClusterArrive();
+    if constexpr (kCluster || kColumns) ClusterArrive();
     if (warp() == 0) FetchGate();
     FindTokens();
     if (p_.bias != nullptr && thread() < p_.num_experts) s_.bias[thread()] = p_.bias[thread()];
@@ -103,8 +122,8 @@ class DirectRoute {
       }
     }
     Gate gate;
-    if constexpr (kGateAhead) TakeGate(warp(), gate);
-    if constexpr (kCluster) ClusterWait();  // the first block has started
+    if constexpr (kGateAhead) TakeGate(FirstBlock(), gate);
+    if constexpr (kCluster || kColumns) ClusterWait();  // who is sent to has started
     WaitForPredecessor();
     // The plan's number is there before a block of the successor is.
     if (!plans_ || warp() == kWarps - 1) AllowSuccessor();
@@ -142,13 +161,25 @@ class DirectRoute {
   __device__ void InitBarriers() {
     BarrierInit(&s_.gate_full, 1);
     BarrierInit(&s_.scores_full, 1);
+    BarrierInit(&s_.sums_full, 1);
     BarrierInitFence();
     BarrierExpectBytes(&s_.gate_full, static_cast<uint32_t>(blocks_ * kGateBlockBytes));
     BarrierExpectBytes(&s_.scores_full, static_cast<uint32_t>(tokens_ * p_.num_experts * 4));
+    BarrierExpectBytes(&s_.sums_full, static_cast<uint32_t>(kParts * tokens_ * kExperts * 4));
   }
 
   // Eight rows of a tile of 64 lie together.
   __device__ void FetchGate() {
+    if constexpr (kColumns) {
+      const int all = static_cast<int>(p_.hidden) / 64, tiles = kClusterExperts / 64 * blocks_;
+      const int row_tile = first_ / kClusterExperts * (kClusterExperts / 64);
+      for (int i = lane(); i < tiles; i += 32) {
+        const int tile = (row_tile + i / blocks_) * all + block0_ + i % blocks_;
+        BulkCopyOnce(gate_ + i * kGateTileBytes, p_.gate.tiles + int64_t{tile} * kGateTileBytes,
+                     kGateTileBytes, &s_.gate_full);
+      }
+      return;
+    }
     const std::byte* from =
         p_.gate.tiles + int64_t{first_ / 64 * blocks_} * kGateTileBytes + first_ % 64 * 128;
     for (int i = lane(); i < blocks_; i += 32) {
@@ -190,19 +221,28 @@ class DirectRoute {
   // A thread's two pieces of eight experts' rows each, of each block on its way. With two groups of
   // tokens there is no room for them in registers before they are needed.
   static constexpr bool kGateAhead = kGroups == 1;
-  using Gate = uint4[kGateAhead ? kLoadedBlocks : 1][2][kExperts / 8];
+  using Gate = uint4[kGateAhead ? kLoadedBlocks : 1][2][kRows / 8];
 
-  // `first` and, kWarps apart, what follows it.
+  // A warp's rows, and the first of its blocks of 64 columns; from one to the next kRowWarps.
+  __device__ static int OwnRows() { return warp() / kRowWarps * kRows; }
+  __device__ static int FirstBlock() { return warp() % kRowWarps; }
+  // The rows in such a block.
+  __device__ const std::byte* GateRows(int block) const {
+    if (!kColumns) return gate_ + block * kGateBlockBytes;
+    return gate_ + (OwnRows() / 64 * blocks_ + block) * kGateTileBytes + OwnRows() % 64 * 128;
+  }
+
+  // `first` and what follows it.
   __device__ void TakeGate(int first, Gate& gate) {
     BarrierWait(&s_.gate_full, 0);
 #pragma unroll
     for (int i = 0; i < static_cast<int>(std::size(gate)); ++i) {
       const std::byte* const block =
-          gate_ + min(first + i * kWarps, blocks_ - 1) * kGateBlockBytes + Chunk(lane() / 4);
+          GateRows(min(first + i * kRowWarps, blocks_ - 1)) + Chunk(lane() / 4);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
-        for (int eight = 0; eight < kExperts / 8; ++eight) {
+        for (int eight = 0; eight < kRows / 8; ++eight) {
           gate[i][half][eight] = *reinterpret_cast<const uint4*>(
               block + half * OtherChunk(lane() / 4) + eight * kEightRowsBytes);
         }
@@ -215,12 +255,12 @@ class DirectRoute {
   __device__ void SendScores(Gate& gate) {
     float sums[kGroups][kLoadedBlocks][4] = {};
 #pragma unroll 1
-    for (int block = warp(); block < blocks_; block += kLoadedBlocks * kWarps) {
-      if (kGateAhead && block != warp()) TakeGate(block, gate);
+    for (int block = FirstBlock(); block < blocks_; block += kLoadedBlocks * kRowWarps) {
+      if (kGateAhead && block != FirstBlock()) TakeGate(block, gate);
       Multiply(block, gate, sums);
     }
     KeepSums(sums);
-    __syncthreads();
+    if constexpr (!kColumns) __syncthreads();
     const int e = thread() % kExperts;
     int t = thread() / kExperts, to = 0;
     if (tells_own_) {  // to every block
@@ -228,9 +268,10 @@ class DirectRoute {
       if (to >= static_cast<int>(gridDim.x)) return;
     }
     if (t >= tokens_ || first_ + e >= p_.num_experts) return;
+    if constexpr (kColumns) BarrierWaitCluster(&s_.sums_full, 0);
     float logit = 0;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) logit += s_.sums[w][t][e];
+    for (int i = 0; i < kParts; ++i) logit += s_.sums[i][t][e];
     const float score = ExpertScore(logit);
     if constexpr (kCluster) {
       SendToBlock(&s_.scratch[t].s[first_ + e], score, &s_.scores_full, static_cast<uint32_t>(to));
@@ -244,7 +285,7 @@ class DirectRoute {
     uint4 x[kLoadedBlocks][kGroups][2];
 #pragma unroll
     for (int i = 0; i < kLoadedBlocks; ++i) {
-      const int block = min(first + i * kWarps, blocks_ - 1) * stride_;
+      const int block = (block0_ + min(first + i * kRowWarps, blocks_ - 1)) * stride_;
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
         const std::byte* const from = h + (block + token_[g]);
@@ -254,14 +295,13 @@ class DirectRoute {
     }
 #pragma unroll
     for (int i = 0; i < kLoadedBlocks; ++i) {
-      const int block = first + i * kWarps;
+      const int block = first + i * kRowWarps;
       if (block >= blocks_) break;
       if constexpr (!kGateAhead) TakeGate(block, gate);
       const auto& own = gate[kGateAhead ? i : 0];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint4 low = own[half][0],
-                    high = kExperts == 8 ? uint4{} : own[half][kExperts / 8 - 1];
+        const uint4 low = own[half][0], high = kRows == 8 ? uint4{} : own[half][kRows / 8 - 1];
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
           const uint4& b = x[i][g][half];
@@ -272,15 +312,22 @@ class DirectRoute {
     }
   }
 
+  // For the scores of their experts.
   __device__ void KeepSums(const float (&sums)[kGroups][kLoadedBlocks][4]) {
+    const int part = kColumns ? static_cast<int>(ClusterRank()) * kRowWarps + FirstBlock() : warp();
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
-      for (int i = 0; i < kExperts / 4; ++i) {
-        const int t = g * 8 + lane() % 4 * 2 + i % 2;
+      for (int i = 0; i < kRows / 4; ++i) {
+        const int t = g * 8 + lane() % 4 * 2 + i % 2, e = lane() / 4 + i / 2 * 8;
         if (t >= tokens_) continue;
-        s_.sums[warp()][t][lane() / 4 + i / 2 * 8] =
-            (sums[g][0][i] + sums[g][1][i]) + (sums[g][2][i] + sums[g][3][i]);
+        const float sum = (sums[g][0][i] + sums[g][1][i]) + (sums[g][2][i] + sums[g][3][i]);
+        if constexpr (kColumns) {
+          SendToBlock(&s_.sums[part][t][e % kExperts], sum, &s_.sums_full,
+                      static_cast<uint32_t>((OwnRows() + e) / kExperts));
+        } else {
+          s_.sums[part][t][e] = sum;
+        }
       }
     }
   }
@@ -397,18 +444,20 @@ class DirectRoute {
   const CudaMoeRouteParams& p_;
   std::byte* const gate_;
   Shared& s_;
-  const int first_, blocks_, stride_, tokens_;
+  const int first_;
+  const int blocks_, block0_;  // of 64 columns; the first one
+  const int stride_, tokens_;
   const bool plans_;
   const bool tells_own_;  // each block the tiles of its experts: of one token
   const uint32_t number_;
   int token_[kGroups], other_[kGroups];
 };
 
-template <int kGroups, int kLane, bool kCluster>
+template <int kGroups, int kLane, RouteBlocks kBlocks>
 __global__ void __launch_bounds__(kDirectThreads)
     RouteDirectKernel(const __grid_constant__ CudaMoeRouteParams p) {
   extern __shared__ __align__(128) std::byte memory[];
-  DirectRoute<kGroups, kLane, kCluster>(p, memory).Run();
+  DirectRoute<kGroups, kLane, kBlocks>(p, memory).Run();
 }
 
 }  // namespace fathom::kernels
