@@ -345,7 +345,16 @@ TEST_F(GemmCudaTest, Bf16TimesBf16) {
   }
 }
 
+TEST_F(GemmCudaTest, InputsOfLongColumns) {
+  for (const int64_t tokens : {1, 9, 16}) {
+    Check({{TileKind::kFp8, 192, 7168}, {TileKind::kBf16, 320, 7168, 1, GemmOutput::kF32}}, tokens);
+  }
+}
+
 TEST_F(GemmCudaTest, FewRows) {
+  for (const int64_t tokens : {1, 9, 16, 17, 33, 64}) {  // slim blocks
+    Check({{TileKind::kFp8, 192, 8192}}, tokens, /*few_rows=*/true);
+  }
   for (const int64_t tokens : {1, 9, 32, 33, 128, 200}) {
     Check({{TileKind::kFp8, 192, 2048}}, tokens, /*few_rows=*/true);
     Check({{TileKind::kBf16, 320, 2048, 1, GemmOutput::kF32}}, tokens, /*few_rows=*/true);
@@ -489,6 +498,8 @@ TEST_F(GemmCudaTest, ARanksRowsHaveTheBitsOfTheWholeMatrix) {
 // Two, four and eight blocks share the columns, with four, two parts and one each.
 TEST_F(GemmCudaTest, BlocksWithSeveralPartsOfTheColumnsGiveTheBitsOfBlocksWithOne) {
   ExpectSameOnAnyNumberOfRanks({TileKind::kFp8, 2560, 8192}, false, Sweep<int64_t>({1, 8}, {8}));
+  // Of few rows a rank's alone are slim.
+  ExpectSameOnAnyNumberOfRanks({TileKind::kFp8, 2560, 8192}, true, Sweep<int64_t>({9, 64}, {16}));
 }
 
 // A whole matrix has a block for two pairs of warpgroups, a rank's few rows one for each.

@@ -236,8 +236,10 @@ using StreamOf = std::conditional_t<kWide,
 using WideStreamOfFew = WeightStream<8, StreamFormat::kWide, 2, 2, 4>;
 // A product of long columns and up to 8 tokens, as the output product behind the grouped one: its
 // blocks have one warpgroup and 95 KB, with which they fit beside blocks that widen, and fill their
-// rings while these end.
-using SlimStream = WeightStream<8, StreamFormat::kPlain, 2, 1, 5, 1>;
+// rings while these end. Of up to 64 tokens a rank's few rows, which are one row tile a block: of
+// others' stages, for two, that would leave half of the ring empty.
+template <int kN>
+using SlimStream = WeightStream<kN, StreamFormat::kPlain, 2, 1, kN <= 16 ? 5 : 4, 1>;
 // A rank's few rows of weights that are widened: a block for each of a block's two pairs.
 template <int kN>
 using PairStream = WeightStream<kN, StreamFormat::kWide, 1, 1, 6, 2, 2>;
@@ -248,11 +250,11 @@ template <typename Stream>
 constexpr bool kIsSlim = Stream::kRowTiles == 1;
 template <typename Stream>
 constexpr int kMostThreads =
-    kIsSlim<Stream>                                                ? 288
+    kIsSlim<Stream> && Stream::kTokens == 8                        ? 288
     : Stream::kWide && Stream::kTokens == 8 && Stream::kApart == 1 ? 736
                                                                    : Stream::kThreads;
 template <typename Stream>
-constexpr int kMostBlocks = kIsSlim<Stream>                         ? 4
+constexpr int kMostBlocks = kIsSlim<Stream> && Stream::kTokens == 8 ? 4
                             : Stream::kWide || Stream::kTokens > 32 ? 1
                                                                     : 2;
 
@@ -293,12 +295,15 @@ __global__ void __launch_bounds__(kMostThreads<Stream>, kMostBlocks<Stream>)
 // Slim products have so many parts of their columns, of whole stages, which any power of two of
 // blocks may share.
 constexpr int kSlimParts = 8;
+constexpr int64_t kMostSlimTokens = 64;  // of a rank's few rows
 
 bool IsSlim(const CudaGemmParams& params) {
   const TiledMatrix& w = params.problems[0].w;
   const int64_t blocks = w.matrix_col_blocks();
-  return params.num_problems == 1 && params.num_tokens <= 8 && w.kind == TileKind::kFp8 &&
-         blocks >= 64 && blocks % (2 * kSlimParts) == 0;
+  // As many parts as other products of few rows have.
+  const bool of_rank = params.few_rows && w.row_tiles() * kSlimParts <= kMultiprocessors;
+  return params.num_problems == 1 && params.num_tokens <= (of_rank ? kMostSlimTokens : 8) &&
+         w.kind == TileKind::kFp8 && blocks >= 64 && blocks % (2 * kSlimParts) == 0;
 }
 
 // Into how many parts it pays to cut columns of which the longest matrix has so many. The output
@@ -308,6 +313,8 @@ int PartsThatPay(const CudaGemmParams& params, int64_t columns) {
   const bool is_output = columns >= 8192 && !wide && params.num_problems == 1;
   const int64_t tokens = params.num_tokens;
   if (columns < 2048) return 1;
+  // Of Pro's input products a quarter of a row tile's columns is too much to be dealt out evenly.
+  if (columns >= 7168 && params.num_problems > 1 && tokens <= 16) return 8;
   if (params.few_rows) return wide ? 4 : 8;
   if (is_output) return tokens > 16 && tokens <= 32 ? 8 : 4;
   return columns < 4096 || wide || tokens > 32 ? 2 : 4;
@@ -491,6 +498,21 @@ bool HasBlocksForPairs(const CudaGemmParams& params, int split) {
          (w.row_tiles() + 1) / 2 <= MostClusters<Stream>(2 * split);
 }
 
+template <typename Exchange>
+void RunSlim(const CudaGemmParams& params, device::Stream& stream, const Exchange& exchange) {
+  const int split = SlimSplit(params);
+  switch (PaddedTokens(params.num_tokens)) {
+    case 8:
+      return Run<SlimStream<8>>(params, split, stream, exchange);
+    case 16:
+      return Run<SlimStream<16>>(params, split, stream, exchange);
+    case 32:
+      return Run<SlimStream<32>>(params, split, stream, exchange);
+    default:
+      return Run<SlimStream<64>>(params, split, stream, exchange);
+  }
+}
+
 template <int kN, bool kWide>
 void RunSorted(const CudaGemmParams& params, device::Stream& stream) {
   // Long columns first.
@@ -520,9 +542,7 @@ int NumColumnParts(const CudaGemmParams& params) {
 
 void LaunchColumnSums(const CudaColumnSumsParams& params, device::Stream& stream) {
   const CudaGemmParams& product = params.product;
-  if (IsSlim(product)) {
-    return Run<SlimStream>(product, SlimSplit(product), stream, params.exchange);
-  }
+  if (IsSlim(product)) return RunSlim(product, stream, params.exchange);
   const int split = OwnParts(product);
   product.num_tokens <= 8 ? Run<StreamOf<8, false>>(product, split, stream, params.exchange)
                           : Run<StreamOf<16, false>>(product, split, stream, params.exchange);
@@ -532,12 +552,12 @@ void LaunchGemmStream(const CudaGemmParams& params, device::Stream& stream) {
   if (params.x_is_early) {  // slim blocks, where they run beside others
     const EarlyInput early{params.number};
     return params.max_blocks > 0 ? Run<StreamOf<8, false>>(params, 1, stream, early)
-                                 : Run<SlimStream>(params, 1, stream, early);
+                                 : Run<SlimStream<8>>(params, 1, stream, early);
   }
   if (params.number.of_step != nullptr) {
     return Run<StreamOf<8, false>>(params, OwnParts(params), stream, params.number);
   }
-  if (IsSlim(params)) return Run<SlimStream>(params, SlimSplit(params), stream);
+  if (IsSlim(params)) return RunSlim(params, stream, NoExchange{});
   const bool wide = params.problems[0].w.kind == TileKind::kFp8AsBf16;
   switch (std::min<int64_t>(128, PaddedTokens(params.num_tokens))) {
     case 8:
