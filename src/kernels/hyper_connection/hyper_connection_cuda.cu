@@ -68,10 +68,10 @@ class Boundary {
     alignas(16) float post[kS];
     float squares[kMaxColumnBlocks];  // of the input, before its norm; no columns: 0
   };
-  struct Shared {
+  struct alignas(128) Shared {  // so is what is copied behind it
     OfToken of[kTokens];
     int rows[kWarps][kMaxChosen];  // of the experts' outputs; or the packets where these begin
-    uint64_t mixers_full, early_full, late_full, squares_full;
+    uint64_t pre_full, mixers_full, early_full, late_full, squares_full;
   };
 
   // memory: DynamicBytes of the block's shared memory.
@@ -173,6 +173,7 @@ class Boundary {
   __device__ int CombThreads() const { return (column_warps_ + 1) * 32; }
 
   __device__ void InitBarriers() {
+    BarrierInit(&s_.pre_full, 1);
     BarrierInit(&s_.mixers_full, 1);
     BarrierInit(&s_.early_full, 1);
     BarrierInit(&s_.late_full, 1);
@@ -184,15 +185,20 @@ class Boundary {
     BarrierExpectBytes(&s_.squares_full, static_cast<uint32_t>(parts * 4));
   }
 
-  // The mixers are weights: they are on their way before the predecessor has ended.
+  // The mixers are weights: they are on their way before the predecessor has ended. Pre's come
+  // first: a block that found room late has the others' when they are needed.
   __device__ void FetchMixers() {
+    constexpr int kPreRows = kS * kS;
+    FetchMixers(0, kPreRows, &s_.pre_full);
+    if constexpr (!kHead) FetchMixers(kPreRows, SharedMixes(slice_) * kS, &s_.mixers_full);
+  }
+  __device__ void FetchMixers(int begin, int end, uint64_t* full) {
     const auto bytes = static_cast<uint32_t>(blocks_ * 128 * sizeof(float));
-    const int rows = SharedMixes(slice_) * kS;
-    if (lane() == 0) BarrierExpectBytes(&s_.mixers_full, static_cast<uint32_t>(rows) * bytes);
+    if (lane() == 0) BarrierExpectBytes(full, static_cast<uint32_t>(end - begin) * bytes);
     __syncwarp();
-    for (int i = lane(); i < rows; i += 32) {
+    for (int i = begin + lane(); i < end; i += 32) {
       const int group = max(i / kS - kS, 0) / kept_, row = i + group * (kS - kept_) * kS;
-      BulkCopyOnce(mixers_ + i * slice_, p_.fn + row * hidden_ + column0_, bytes, &s_.mixers_full);
+      BulkCopyOnce(mixers_ + i * slice_, p_.fn + row * hidden_ + column0_, bytes, full);
     }
   }
 
@@ -370,7 +376,7 @@ class Boundary {
       x[k] = WidenQuad(streams_[k]);
       sums[kS] += Dot(x[k], x[k]);
     }
-    BarrierWait(&s_.mixers_full, 0);
+    BarrierWait(&s_.pre_full, 0);
 #pragma unroll
     for (int m = 0; m < kS; ++m) {
       for (int k = 0; k < kS; ++k) sums[m] += Dot(Mixer(m, k, column_), x[k]);

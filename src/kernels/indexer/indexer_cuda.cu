@@ -109,10 +109,11 @@ int HeadRows(int num_heads) { return num_heads <= 8 ? 8 : 64; }
 bool IsDecode(int num_tokens, int num_heads) {
   return num_tokens <= kMaxIndexDecodeTokens && HeadRows(num_heads) == 64;
 }
-// Steps of very few tokens at short contexts: a token is a cluster's.
-bool TakesClusters(int num_tokens, int max_entries) {
-  constexpr int kMostTokens = 12;
-  return num_tokens <= kMostTokens && max_entries <= kMaxFewEntries;
+// Steps of few tokens at short contexts: a token is a cluster's, of which 30 run at once. Of more
+// than 12 tokens attention of few entries takes whole multiprocessors, which these would hold.
+bool TakesClusters(int num_tokens, int max_entries, int topk) {
+  constexpr int kManySelected = 1024;
+  return num_tokens <= (topk >= kManySelected ? 30 : 12) && max_entries <= kMaxFewEntries;
 }
 // Blocks of a selection that makes its queries. All run at once, though they are clusters of two:
 // multiprocessors come in pairs.
@@ -245,12 +246,12 @@ int64_t MinIndexWorkspaceBytes(int num_tokens, int num_heads, int max_entries) {
 bool AwaitsWords(const CudaGemmParams& products, int num_heads, int max_entries) {
   const auto num_tokens = static_cast<int>(products.num_tokens);
   return !products.prefill && num_tokens <= kMaxNumberedTokens && IsDecode(num_tokens, num_heads) &&
-         TakesClusters(num_tokens, max_entries);
+         TakesClusters(num_tokens, max_entries, /*topk=*/0);  // so few with any
 }
 bool MakesIndexQueries(const CudaGemmParams& products, int num_heads, int max_entries) {
   const TiledMatrix& w = products.problems[0].w;
   return products.num_tokens == 1 && !products.prefill && products.num_problems == 2 &&
-         !TakesClusters(1, max_entries) && w.kind == TileKind::kFp8 && w.is_whole() &&
+         !TakesClusters(1, max_entries, /*topk=*/0) && w.kind == TileKind::kFp8 && w.is_whole() &&
          w.col_blocks() == kResidentBlocks && num_heads == kDecodeHeads &&
          w.rows == kDecodeHeads * kIndexDim && w.row_tiles() <= MakingBlocks();
 }
@@ -281,7 +282,7 @@ void Launch(const CudaIndexSelectParams& p, device::Stream& stream) {
   CHECK(!makes_queries || (num_tokens == 1 && p.product.w.col_blocks() == kResidentBlocks &&
                            p.product.w.rows == kDecodeHeads * kIndexDim &&
                            p.product.w.row_tiles() <= MakingBlocks()));
-  CHECK(p.q_words == nullptr || TakesClusters(num_tokens, p.max_entries));
+  CHECK(p.q_words == nullptr || TakesClusters(num_tokens, p.max_entries, p.topk));
   // Who awaits words that nobody tells waits for ever.
   CHECK(p.selected_words == nullptr || (makes_queries && p.any_scoring && p.max_entries > p.topk));
   SelectParams select{.batch = p.batch, .topk = p.topk, .selected = p.selected, .counts = p.counts};
@@ -301,7 +302,7 @@ void Launch(const CudaIndexSelectParams& p, device::Stream& stream) {
   select.scores = score.scores;
   select.stride = score.stride;
   if (IsDecode(num_tokens, p.num_heads)) {
-    if (TakesClusters(num_tokens, p.max_entries)) return SelectClusters(p, stream);
+    if (TakesClusters(num_tokens, p.max_entries, p.topk)) return SelectClusters(p, stream);
     if (!makes_queries) return SelectDecode<false, false>(p, score.scores, stream);
     return RanksShareEntries(p.peers, p.max_entries)
                ? SelectDecode<true, true>(p, score.scores, stream)

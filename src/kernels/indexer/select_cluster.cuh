@@ -18,7 +18,7 @@ inline constexpr int kClusterThreads = 128 * kClusterGroups;
 inline constexpr int kTilesAtOnce = kClusterBlocks * kClusterGroups;
 inline constexpr int kMaxGroupTiles = (kMaxFewEntries / kIndexTile - 1) / kTilesAtOnce + 1;
 // So that a block starts beside one of the query products, of 10 warps and 72 registers.
-inline constexpr int kClusterRegisters = 96;
+inline constexpr int kClusterRegisters = 80;
 
 struct SelectClusterParams {
   CudaIndexSelectParams in;

@@ -147,7 +147,7 @@ class DecodeAttention : DecodeTile<kHeads, kKeyTile, false> {
 // Up to 16 heads have registers beside a block of the query products.
 template <int kHeads>
 __global__ void __maxnreg__(kHeads == 8    ? 128
-                            : kHeads == 16 ? 144
+                            : kHeads == 16 ? 128
                                            : 255)
     DecodeAttentionKernel(const __grid_constant__ CudaSparseAttentionParams p,
                           AttentionParts parts) {
@@ -162,6 +162,8 @@ __global__ void __maxnreg__(kHeads == 8    ? 128
     return;
   }
   keys.PrefetchTable();
+  keys.PrefetchEntries((blockIdx.y * gridDim.x + split) * blockDim.x + threadIdx.x,
+                       gridDim.y * gridDim.x * blockDim.x);
   const int each = KeysOfSplit(keys.size(), gridDim.x, parts.least_keys);
   const int first = min(split * each, keys.size()), end = min(first + each, keys.size());
   if (first == end) return;  // the launch ends with others, which wait

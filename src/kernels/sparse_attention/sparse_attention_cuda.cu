@@ -211,6 +211,8 @@ inline constexpr int kMaxPairTokens = 32, kMaxPairKeys = 4 * kClusterKeys;
 inline constexpr int kClusterBlocks = 120;  // of clusters of eight, that run at once
 // Up to so many tokens of more keys their splits are no clusters.
 inline constexpr int kMaxSplitTokens = 4;
+// Nor beyond kMaxClusterTokens, up to as many tokens as all run at once on a rank of 16 heads.
+inline constexpr int kMaxTwoTileTokens = 29, kTwoTileSplits = 9;
 
 // How a step of few tokens is spread out: 8, 16 or 32 heads a block; 0 splits where it is not one.
 // Counts as for 64 heads, so that a rank that has some of them adds up as one that has all. With
@@ -248,6 +250,12 @@ DecodePlan PlanDecode(const CudaSparseAttentionParams& p) {
   if (may_have_two && keys <= 2 * kMaxClusterSplits * kClusterKeys && tokens > kMaxSplitTokens &&
       tokens <= kMaxClusterTokens) {
     return {.splits = kMaxClusterSplits, .is_cluster = true, .has_one_tile = false};
+  }
+  // Of more tokens splits of two tiles each, of which two blocks of 16 heads share a
+  // multiprocessor.
+  if (may_have_two && keys > kMaxClusterSplits * kClusterKeys && tokens > kMaxClusterTokens &&
+      tokens <= kMaxTwoTileTokens && tiles(kTwoTileSplits) == 2) {
+    return {16, kTwoTileSplits, false};
   }
   if (tokens > kMaxSplitTokens) return {};
   // 96 blocks of 8 or of 16 heads, which leave multiprocessors to the blocks that add up; 132, of
@@ -336,10 +344,11 @@ void LaunchCluster(const CudaSparseAttentionParams& p, const DecodePlan& plan,
   LaunchCluster<32>(p, plan, stream);
 }
 
-// A split step has at most kTargetBlocks parts of at most 64 heads.
+// Parts of a split step, of at most 64 heads.
 int64_t PartsBytes(int num_heads) {
   const int64_t heads = std::min(num_heads, kHeadTile);
-  return kTargetBlocks * heads * (kHeadDim * 4 + int64_t{sizeof(float2)});
+  const int64_t parts = std::max(kTargetBlocks, kMaxTwoTileTokens * kTwoTileSplits);
+  return parts * heads * (kHeadDim * 4 + int64_t{sizeof(float2)});
 }
 
 void LaunchLong(const CudaSparseAttentionParams& p, device::Stream& stream) {

@@ -430,6 +430,12 @@ TEST_F(SparseAttentionCudaTest, ManySequencesMatchTheCpu) {
       Run({heads, 4, 192, sequences});
     }
   }
+  // Of more tokens these splits are no clusters, up to 29.
+  for (const int count : Sweep({13, 16, 29, 30}, {13})) {
+    sequences.clear();
+    for (int s = 0; s < count; ++s) sequences.push_back({s * 701 % 5000, 1});
+    for (const int heads : Sweep({8, 16, 40}, {16})) Run({heads, 4, 1024, sequences});
+  }
   sequences.assign(kIsRacecheck ? 3 : 9, {700, 1});
   for (TestSequence& s : sequences) s.num_tokens = 4;
   Run({64, 128, 512, sequences});
