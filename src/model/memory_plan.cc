@@ -141,7 +141,7 @@ int64_t StepWorkspaceBytes(const Shard& shard, const ParallelConfig& parallel,
   const double gathered = has_whole_experts ? all_tokens * hidden * kFp8 + returned : 0;
   const double packets =
       PacketBytes(tensor_ranks) + (has_whole_experts ? PacketBytes(parallel.stage_size()) : 0);
-  constexpr double kAttentionParts = 18.0 * (1 << 20), kIndexLists = 22.5 * (1 << 20);
+  constexpr double kAttentionParts = 34.0 * (1 << 20), kIndexLists = 22.5 * (1 << 20);
   return static_cast<int64_t>(tokens * row + scores + experts + gathered + packets +
                               kAttentionParts + kIndexLists);
 }
