@@ -9,8 +9,8 @@
 //
 // Where a rank has some columns of the output, or a part of its sums, the same launch completes it
 // (collective/peer_view.h), for as few tokens as all blocks run at once; of a decode's columns so
-// does boundary_large.h. What its predecessor sends
-// as packets it awaits instead of that one's end, which it awaits at its own.
+// does boundary_large.h. What its predecessor sends as packets it awaits instead of that one's end,
+// which it awaits at its own.
 #pragma once
 
 #include <cstdint>

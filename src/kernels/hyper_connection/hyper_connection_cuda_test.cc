@@ -322,5 +322,18 @@ TEST_F(HyperConnectionCudaTest, BoundariesOfManyTokensMatchTheCpu) {
   Check(270, 7168, true);
 }
 
+// Those of fewer tokens are no large boundaries; of more there is no room for the packets.
+TEST(LargeBoundaryTest, ExchangesDecodesOfUpTo64TokensOfFlashAnd36OfPro) {
+  struct Model {
+    int64_t hidden, first, last;
+  };
+  for (const Model& m : {Model{4096, 17, 64}, Model{7168, 15, 36}}) {
+    for (int64_t tokens = 1; tokens <= 256; ++tokens) {
+      EXPECT_EQ(LargeBoundaryExchanges(tokens, m.hidden), m.first <= tokens && tokens <= m.last)
+          << tokens << " tokens of " << m.hidden;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fathom::kernels

@@ -17,7 +17,8 @@ inline constexpr int kClusterBlocks = 8, kClusterGroups = 3;
 inline constexpr int kClusterThreads = 128 * kClusterGroups;
 inline constexpr int kTilesAtOnce = kClusterBlocks * kClusterGroups;
 inline constexpr int kMaxGroupTiles = (kMaxFewEntries / kIndexTile - 1) / kTilesAtOnce + 1;
-// So that a block starts beside one of the query products, of 10 warps and 72 registers.
+// So that a block starts beside one of the query products, of 10 warps and 72 registers, and two
+// share a multiprocessor.
 inline constexpr int kClusterRegisters = 80;
 
 struct SelectClusterParams {
