@@ -19,7 +19,7 @@ class CpuTimeline final : public Timeline {
   }
 
  private:
-  const SystemClock clock_;
+  const SystemClock clock_{};
   std::vector<TimePoint> marks_;
 };
 
