@@ -76,14 +76,15 @@ Result<JoinRequest> DecodeJoinRequest(std::string_view bytes) {
   request.data_port = in.Get<int32_t>();
   request.host_name = in.GetString(kMaxNameBytes);
   const auto count = in.Get<uint32_t>();
-  for (uint32_t i = 0; i < count && i < kMaxAgreements && in.ok(); ++i) {
+  bool ok = count <= kMaxAgreements;
+  for (uint32_t i = 0; i < count && ok && in.ok(); ++i) {
     std::string name = in.GetString(kMaxNameBytes);
     request.agreements.push_back({std::move(name), in.GetString(kMaxValueBytes)});
   }
-  const bool ok = in.AtEnd() && request.num_nodes >= 1 && request.num_nodes <= kMaxNodes &&
-                  request.node_rank >= 0 && request.node_rank < kMaxNodes &&
-                  request.num_local_ranks >= 1 && request.num_local_ranks <= kMaxRanks &&
-                  request.data_port >= 1 && request.data_port <= UINT16_MAX;
+  ok = ok && in.AtEnd() && request.num_nodes >= 1 && request.num_nodes <= kMaxNodes &&
+       request.node_rank >= 0 && request.node_rank < kMaxNodes && request.num_local_ranks >= 1 &&
+       request.num_local_ranks <= kMaxRanks && request.data_port >= 1 &&
+       request.data_port <= UINT16_MAX;
   if (!ok) return PeerError("it introduces itself in a way this build does not understand");
   return request;
 }
