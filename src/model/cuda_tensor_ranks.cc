@@ -186,10 +186,11 @@ void CudaTensorRanks::AwaitMirrors(const CudaStep& step, int layer, const char* 
   Keep(collectives_->Gather({}, *step.stream));
 }
 
-bool CudaTensorRanks::IsCompletedInBoundary(int64_t num_rows, bool is_last) const {
+bool CudaTensorRanks::IsCompletedInBoundary(int64_t num_rows, int num_chosen, bool is_last) const {
   const int64_t most = collectives_->max_boundary_tokens();
   return num_rows <= most ||
-         (most > 0 && !is_last && kernels::LargeBoundaryExchanges(num_rows, c_.hidden_size));
+         (most > 0 && !is_last &&
+          kernels::LargeBoundaryExchanges(num_rows, c_.hidden_size, num_chosen));
 }
 
 kernels::OutputExchange CudaTensorRanks::CompleteOutput(const CudaStep& step, int layer,
@@ -202,7 +203,7 @@ kernels::OutputExchange CudaTensorRanks::CompleteOutput(const CudaStep& step, in
   if (!step.prefill) {
     if (is_attention && AddsOutputs(step)) return sums_;
     if (!is_attention && rows_.exchange.peers.size > 1) return rows_;
-    if (IsCompletedInBoundary(num_rows, is_last)) {
+    if (IsCompletedInBoundary(num_rows, output.num_chosen, is_last)) {
       const kernels::OutputExchange gather =
           collectives_->GatherInBoundary(outputs_, Sent::kNothing);
       if (gather.exchange.peers.size > 1) return gather;

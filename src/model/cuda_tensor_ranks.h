@@ -107,7 +107,7 @@ class CudaTensorRanks {
   int size() const { return collectives_ == nullptr ? 1 : collectives_->size(); }
   kernels::RankParts PartsOf(int64_t total, int64_t unit, int64_t each) const;
   int64_t MostAddedTokens() const;
-  bool IsCompletedInBoundary(int64_t num_rows, bool is_last) const;
+  bool IsCompletedInBoundary(int64_t num_rows, int num_chosen, bool is_last) const;
   kernels::Fp8Tiles Own(const kernels::Fp8Tiles& tiles, const kernels::RankParts& blocks) const;
   kernels::RankParts SharesOf(const CudaStep& share) const;
 

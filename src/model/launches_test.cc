@@ -337,6 +337,16 @@ TEST_P(SizesTest, AreRunOrRefused) {
   }
 }
 
+// Of more than a large boundary adds up, ranks' outputs are gathered before it.
+TEST_F(Launches, RanksRunAnyNumberOfChosenExperts) {
+  for (const int chosen : {1, 8, 9, 16}) {
+    config::ModelConfig config = FirstLayers("flash");
+    config.num_experts_per_token = chosen;
+    MakeModel(config, {"tensor2", 2}, kv_cache::IndexKeyDType::kFp4);
+    for (const int tokens : {12, 17, 64, 65, 300}) Step(tokens, 1, 20000, false);
+  }
+}
+
 TEST_F(Launches, MoreTokensThanAStepMayHaveAreRefused) {
   const Status status = Refusal(FirstLayers("flash"), {kMaxTokens + 1, kMaxSeqs, kMaxLength});
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);

@@ -448,7 +448,7 @@ void LaunchPost(const CudaHyperConnectionParams& p, const PostMixShape& shape,
   const auto blocks = static_cast<unsigned>(shape.groups * shape.ranges);
   if (p.gather.exchange.peers.size > 1) {
     CHECK(p.output.y != nullptr && p.gather.sent == OutputExchange::Sent::kNothing);
-    CHECK(!p.prefill && LargeBoundaryExchanges(p.num_tokens, p.hidden));
+    CHECK(!p.prefill && LargeBoundaryExchanges(p.num_tokens, p.hidden, p.output.num_chosen));
     LaunchKernel(DecodePostKernel<kPairs, true>, blocks, kDecodePostThreads, 0, stream, p, shape);
   } else if (shape.is_decode) {
     LaunchKernel(DecodePostKernel<kPairs, false>, blocks, kDecodePostThreads, 0, stream, p, shape);
@@ -457,17 +457,22 @@ void LaunchPost(const CudaHyperConnectionParams& p, const PostMixShape& shape,
   }
 }
 
+// Whether its kernels take such an output.
+bool Takes(int64_t hidden, int num_chosen) {
+  return num_chosen <= kMaxBoundaryPairs && hidden <= kPieces * kThreads * 8;
+}
+
 }  // namespace
 
 bool IsLargeBoundary(const CudaHyperConnectionParams& p) {
   return p.scratch != nullptr && p.rows == nullptr &&
          (p.prefill || p.num_tokens >= LargeBoundaryTokens(p.hidden)) &&
-         p.output.num_chosen <= kMaxBoundaryPairs && p.hidden <= kPieces * kThreads * 8;
+         Takes(p.hidden, p.output.num_chosen);
 }
 
-bool LargeBoundaryExchanges(int64_t num_tokens, int64_t hidden) {
-  return num_tokens >= LargeBoundaryTokens(hidden) && num_tokens * hidden / 4 <= kMaxPackets &&
-         MakeShape(num_tokens, hidden, false).is_decode;
+bool LargeBoundaryExchanges(int64_t num_tokens, int64_t hidden, int num_chosen) {
+  return num_tokens >= LargeBoundaryTokens(hidden) && Takes(hidden, num_chosen) &&
+         num_tokens * hidden / 4 <= kMaxPackets && MakeShape(num_tokens, hidden, false).is_decode;
 }
 
 void LaunchLargeBoundary(const CudaHyperConnectionParams& p, device::Stream& stream) {

@@ -32,8 +32,9 @@ constexpr int64_t BoundaryScratchFloats(int64_t num_tokens, int64_t hidden) {
   return (rows > rows_of_few ? rows : rows_of_few) * 32;
 }
 
-// Of a decode: whether it can complete an output of which each rank has some columns.
-bool LargeBoundaryExchanges(int64_t num_tokens, int64_t hidden);
+// Of a decode: whether it takes this boundary, and can complete an output of which each rank has
+// some columns, added up of so many rows of pairs.
+bool LargeBoundaryExchanges(int64_t num_tokens, int64_t hidden, int num_chosen);
 
 bool IsLargeBoundary(const CudaHyperConnectionParams& params);
 void LaunchLargeBoundary(const CudaHyperConnectionParams& params, device::Stream& stream);

@@ -614,6 +614,7 @@ void RunTokens(const CudaHyperConnectionParams& params, device::Stream& stream) 
   const PeerView& peers = params.gather.exchange.peers;
   if (peers.size == 1) return RunTokens<kHead, Ranks::kAll>(params, stream);
   CHECK(params.output.y != nullptr);
+  CHECK_LT(params.num_tokens, LargeBoundaryTokens(params.hidden));  // else not all run at once
   using Sent = OutputExchange::Sent;
   if (params.gather.sent == Sent::kRows) {
     CHECK(params.num_tokens == 1 && params.output.pair_of != nullptr);

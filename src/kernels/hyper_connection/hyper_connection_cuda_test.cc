@@ -329,10 +329,14 @@ TEST(LargeBoundaryTest, ExchangesDecodesOfUpTo64TokensOfFlashAnd36OfPro) {
   };
   for (const Model& m : {Model{4096, 17, 64}, Model{7168, 15, 36}}) {
     for (int64_t tokens = 1; tokens <= 256; ++tokens) {
-      EXPECT_EQ(LargeBoundaryExchanges(tokens, m.hidden), m.first <= tokens && tokens <= m.last)
+      EXPECT_EQ(LargeBoundaryExchanges(tokens, m.hidden, 6), m.first <= tokens && tokens <= m.last)
           << tokens << " tokens of " << m.hidden;
     }
   }
+  // Sizes that its kernels do not take.
+  EXPECT_TRUE(LargeBoundaryExchanges(20, 8192, 8));
+  EXPECT_FALSE(LargeBoundaryExchanges(20, 8192, 9));
+  EXPECT_FALSE(LargeBoundaryExchanges(20, 8320, 8));
 }
 
 }  // namespace

@@ -144,11 +144,9 @@ class DecodeAttention : DecodeTile<kHeads, kKeyTile, false> {
   const TokenKeys& keys_;
 };
 
-// Up to 16 heads have registers beside a block of the query products.
+// Up to 16 heads have registers beside a block of the query products, or another such block.
 template <int kHeads>
-__global__ void __maxnreg__(kHeads == 8    ? 128
-                            : kHeads == 16 ? 128
-                                           : 255)
+__global__ void __maxnreg__(kHeads <= 16 ? 128 : 255)
     DecodeAttentionKernel(const __grid_constant__ CudaSparseAttentionParams p,
                           AttentionParts parts) {
   if (p.allows_early) AllowSuccessor();
