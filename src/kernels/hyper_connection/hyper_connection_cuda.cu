@@ -120,7 +120,8 @@ class Boundary {
     }
     __syncthreads();
     ClusterArrive();
-    if (warp() == 0) FetchMixers();
+    // A copy takes its warp up to 30 ns, which column warps do not have.
+    if (warp() == column_warps_) FetchMixers();
     if (kTells && p_.told.words != nullptr) told_number_ = ValueOf(p_.told.number);
     if constexpr (kRanks != Ranks::kAll) number_ = ExchangeNumber(p_.gather.exchange);
     const bool has_columns = warp() < column_warps_;
