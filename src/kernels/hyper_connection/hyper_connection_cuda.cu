@@ -62,6 +62,8 @@ class Boundary {
   static constexpr int kGroups = kLate / kS;    // of late mixes
   static constexpr int kEarly = kS + 1;         // sums: pre's mixes, squares of the streams
   static constexpr int kEarlyRow = 8;
+  // Some warps are left besides the column warps, however wide the model is.
+  static_assert(kTokens * ((kMaxColumnBlocks + kMaxCluster - 1) / kMaxCluster) < kWarps);
 
   struct OfToken {
     alignas(16) float comb[kS * kS];
