@@ -53,6 +53,7 @@ class TestBoundary {
         norm_(rank.Upload(RandomValues(hidden, 11))),
         post_out_(rank.Poisoned(tokens * 16)),
         comb_out_(rank.Poisoned(tokens * 64)),
+        final_out_(rank.Poisoned(tokens * 64)),
         h_(rank.Poisoned(groups_ * 8 * hidden * 2)),
         scratch_(rank.Poisoned(kernels::BoundaryScratchFloats(tokens, hidden) * 4)),
         codes_(rank.Poisoned(groups_ * 8 * hidden)),
@@ -73,13 +74,13 @@ class TestBoundary {
             .hidden = hidden_,
             .output = output,
             .gather = gather,
-            .before = {As<float>(post_), As<float>(comb_)},
+            .before = {As<float>(post_), As<float>(comb_), As<float>(comb_)},
             .fn = As<float>(fn_),
             .scale = As<float>(scale_),
             .base = As<float>(base_),
             .norm_weight = As<__nv_bfloat16>(norm_),
             .constants = {1e-6f, 1e-6f, 20},
-            .after = {As<float>(post_out_), As<float>(comb_out_)},
+            .after = {As<float>(post_out_), As<float>(comb_out_), As<float>(final_out_)},
             .h = {As<__nv_bfloat16>(h_), groups_},
             .h_fp8 = {As<uint8_t>(codes_), As<float>(scales_), groups_},
             .scratch = As<float>(scratch_)},
@@ -108,7 +109,7 @@ class TestBoundary {
   const TestRank& rank_;
   const int64_t tokens_, hidden_, groups_;
   const device::Buffer before_, streams_, fn_, scale_, base_, post_, comb_, norm_, post_out_,
-      comb_out_, h_, scratch_, codes_, scales_;
+      comb_out_, final_out_, h_, scratch_, codes_, scales_;
 };
 
 // Once, as a step of its own.

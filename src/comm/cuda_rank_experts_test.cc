@@ -111,6 +111,7 @@ struct Step {
   int32_t num_tiles = 0;
   int32_t num_groups = 0;  // of eight rows, of pairs in order
   std::vector<ExpertTile> tiles;
+  std::vector<PlanBoard::Tile> named_tiles;  // the same, as_words
   std::vector<int32_t> pair_of;
   std::vector<float> pair_weight;
   std::vector<uint8_t> x, gathered;
@@ -138,8 +139,11 @@ struct Step {
       pair_weight[static_cast<size_t>(row)] = static_cast<float>(1 + random() % 8) / 8;
     };
     const auto place = tokens <= kernels::kDirectTokens ? &Step::PlaceDirect : &Step::PlaceInOrder;
-    for (int32_t e = 0; e < s.experts; ++e)
-      (this->*place)(e, pairs_of[static_cast<size_t>(e)], add_pair);
+    for (int32_t e = 0; e < s.experts; ++e) {
+      const std::vector<int64_t>& pairs = pairs_of[static_cast<size_t>(e)];
+      (this->*place)(e, pairs, add_pair);
+      if (as_words()) NameTokens(e, pairs);
+    }
     num_tiles = static_cast<int32_t>(tiles.size());
     const auto fill = [&](std::vector<uint8_t>& codes, std::vector<float>& scales,
                           int64_t num_rows) {
@@ -183,10 +187,29 @@ struct Step {
     num_groups += (count + 7) / 8;
   }
 
+  bool as_words() const {
+    return tokens > kernels::kDirectTokens && tokens <= kernels::kWordTokens;
+  }
+  void NameTokens(int32_t expert, const std::vector<int64_t>& pairs) {
+    for (size_t i = 0; i < pairs.size(); i += 8) {
+      const size_t count = std::min<size_t>(8, pairs.size() - i);
+      uint64_t named = 0;
+      for (size_t j = 0; j < count; ++j) {
+        named |= static_cast<uint64_t>(pairs[i + j] / shape.chosen) << 6 * j;
+      }
+      const uint64_t first =
+          static_cast<uint64_t>(expert) | (count - 1) << 9 | (named & 0x3ffff) << 12;
+      named_tiles.push_back(
+          {{static_cast<uint32_t>(first), 1}, {static_cast<uint32_t>(named >> 18), 1}});
+    }
+  }
+
   // As routing leaves it.
   PlanBoard Board() const {
-    PlanBoard board{
-        .launch = 1, .input = 1, .num_tiles = {static_cast<uint32_t>(num_tiles), 1}, .tiles = {}};
+    PlanBoard board{};
+    board.launch = board.input = 1;
+    board.num_tiles = {static_cast<uint32_t>(num_tiles), 1};
+    std::copy(named_tiles.begin(), named_tiles.end(), board.more_tiles);
     if (tokens > kernels::kDirectTokens) return board;
     for (size_t i = 0; i < tiles.size(); ++i) {
       board.tiles[i] = {static_cast<uint32_t>(tiles[i].x_group << 16 | tiles[i].expert), 1};
@@ -230,7 +253,8 @@ class StepOnGpu {
                .pair_of = Keep<int32_t>(rank.Upload(step.pair_of)),
                .pair_weight = Keep<float>(rank.Upload(step.pair_weight)),
                .progress = Keep<int32_t>(rank.Poisoned(progress_bytes())),
-               .board = Keep<PlanBoard>(rank.Upload(std::vector<PlanBoard>{step.Board()}))};
+               .board = Keep<PlanBoard>(rank.Upload(std::vector<PlanBoard>{step.Board()})),
+               .as_words = step.as_words()};
     y_ = Keep<__nv_bfloat16>(rank.Poisoned(step.rows * step_.shape.hidden * 2));
     p_.y = y_ + first_row;
     p_.y_stride = step_.shape.hidden;

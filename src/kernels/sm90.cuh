@@ -203,10 +203,15 @@ __device__ inline void ClusterSync() {
 // it the first does both.
 #ifdef FATHOM_RACECHECK
 __device__ inline void ClusterArrive() { ClusterSync(); }
+__device__ inline void ClusterPublish() { ClusterSync(); }
 __device__ inline void ClusterWait() {}
 #else
 __device__ inline void ClusterArrive() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+// By all threads: with what each has written.
+__device__ inline void ClusterPublish() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 __device__ inline void ClusterWait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -247,6 +252,15 @@ __device__ inline void SendInCluster(uint32_t address, float4 v, uint32_t barrie
 __device__ inline void SendToBlock(const float* p, float value, const uint64_t* barrier,
                                    uint32_t rank) {
   SendInCluster(AddressInBlock(p, rank), value, AddressInBlock(barrier, rank));
+}
+// Likewise sets bits there.
+__device__ inline void OrInBlock(const uint32_t* p, uint32_t bits, const uint64_t* barrier,
+                                 uint32_t rank) {
+  asm volatile(
+      "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.or.b32 "
+      "[%0], %1, [%2];" ::"r"(AddressInBlock(p, rank)),
+      "r"(bits), "r"(AddressInBlock(barrier, rank))
+      : "memory");
 }
 
 // Counters in device memory by which blocks tell each other what is complete. What a thread wrote
@@ -298,6 +312,19 @@ __device__ __forceinline__ uint4 LoadTogether(const uint4* from) {
                : "l"(from)
                : "memory");
   return words;
+}
+
+// 16 bytes from device into shared memory, or 4, without waiting.
+__device__ __forceinline__ void CopyAhead16(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void CopyAhead4(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+// The barrier's phase, which cannot end yet, waits for the thread's copies so far.
+__device__ __forceinline__ void BarrierAwaitCopies(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(SharedAddress(barrier))
+               : "memory");
 }
 
 }  // namespace fathom::kernels

@@ -96,6 +96,7 @@ class MoePass : CudaPass {
     p.num_tokens = step_.batch.num_tokens;
     p.prefill = step_.prefill;
     p.num_experts = c_.num_experts;
+    p.plan.as_words = kernels::RoutesAtOnce(p.num_tokens, p.prefill, p.num_experts, c_.hidden_size);
     p.y += ranks_.first_output();
     const kernels::ExpertRank rank = ranks_.RankOfExperts(step_);
     if (!ranks_.are_several()) {

@@ -34,6 +34,41 @@ __device__ inline PlanBoard::Word LoadWord(const PlanBoard::Word* from) {
   return {word.x, word.y};
 }
 
+// The values of a PlanBoard::Tile.
+struct NamedTile {
+  uint32_t first = 0, second = 0;
+
+  __device__ void Begin(int expert, int count) {
+    first = static_cast<uint32_t>(expert | (count - 1) << kCountBit), second = 0;
+  }
+  __device__ void Set(int i, int token) {
+    const auto bits = static_cast<uint32_t>(token);
+    if (i < kOfFirst) {
+      first |= bits << (kTokensBit + i * kBits);
+    } else {
+      second |= bits << (i - kOfFirst) * kBits;
+    }
+  }
+  __device__ int expert() const { return static_cast<int>(first & ((1u << kCountBit) - 1)); }
+  __device__ int count() const { return static_cast<int>(first >> kCountBit & 7) + 1; }
+  __device__ int operator[](int i) const {
+    const uint32_t from =
+        i < kOfFirst ? first >> (kTokensBit + i * kBits) : second >> (i - kOfFirst) * kBits;
+    return static_cast<int>(from & ((1u << kBits) - 1));
+  }
+
+ private:
+  static constexpr int kCountBit = 9, kTokensBit = 12, kBits = 6, kOfFirst = 3;
+  static_assert(kMaxExperts <= 1 << kCountBit && kWordTokens <= 1 << kBits);
+};
+__device__ inline void SendTile(PlanBoard::Tile* to, NamedTile tile, uint32_t launch) {
+  StoreTogether(reinterpret_cast<uint4*>(to), uint4{tile.first, launch, tile.second, launch});
+}
+__device__ inline PlanBoard::Tile LoadTile(const PlanBoard::Tile* from) {
+  const uint4 words = LoadTogether(reinterpret_cast<const uint4*>(from));
+  return {{words.x, words.y}, {words.z, words.w}};
+}
+
 // By one warp: the rows of each expert's pairs, whole groups of eight from `first_group` on, and
 // the plan's tiles of up to `tile_rows` rows; returns how many. count, first_row: [num_experts], in
 // shared or device memory.

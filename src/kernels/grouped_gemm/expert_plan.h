@@ -5,7 +5,8 @@
 // Up to kDirectTokens: for each eight tokens one group an expert that one of them chose, row t % 8
 // of it for token t, whether it was chosen or not (the product is as wide anyway), so that nothing
 // is gathered. More, and prefill: an expert's pairs in their order, padded to whole groups, and the
-// tokens' activations are gathered.
+// tokens' activations are gathered; or, of up to kWordTokens tokens of a decode, each tile names
+// its tokens, whose activations the experts take from where they are.
 #pragma once
 
 #include <cstdint>
@@ -25,30 +26,45 @@ struct alignas(16) ExpertTile {
 inline constexpr int kDirectTokens = 12;
 inline constexpr int kDirectGroups = (kDirectTokens + 7) / 8;
 
-inline constexpr int kMaxChosen = 16;  // experts of a token
+// Up to here tiles can be told as words (ExpertPlan::as_words).
+inline constexpr int kWordTokens = 64;
 
-// The tiles of up to kDirectTokens tokens, told word by word: each carries the number of the launch
-// that made it, so that the experts see it before that launch has ended. Zero at first; another
-// stream's launches need another one.
+inline constexpr int kMaxChosen = 16;  // experts of a token
+inline constexpr int kMaxExperts = 512;
+// Of kWordTokens tokens at most: a tile has eight of an expert's, the last one those that are left.
+inline constexpr int kMaxWordTiles = kMaxExperts + kWordTokens * kMaxChosen / 8;
+
+// Tiles told word by word: each carries the number of the launch that made it, so that the experts
+// see it before that launch has ended. Zero at first; another stream's launches need another one.
 struct PlanBoard {
   struct alignas(8) Word {
     uint32_t value, launch;
+  };
+  // Of more than kDirectTokens tokens, in two words that come together. The expert; from bit 9 on
+  // one less than how many tokens there are; six bits for each of them, of the first three from bit
+  // 12 on, of the others in the second word.
+  struct alignas(16) Tile {
+    Word first, second;
   };
   uint32_t launch;  // the number to wait for, there before the experts' blocks start
   uint32_t input;   // that number, as soon as the activations are there; ranks' one token awaits it
   Word num_tiles;
   Word tiles[kDirectTokens * kMaxChosen];  // expert; from bit 16 on the tile's eight tokens
+  Tile more_tiles[kMaxWordTiles];
 };
 
 struct ExpertPlan {
-  // More than kDirectTokens tokens, and prefill.
+  // More than kDirectTokens tokens, and prefill; not if as_words.
   int32_t* num_tiles = nullptr;
   ExpertTile* tiles = nullptr;   // [MaxExpertTiles]
   int32_t* pair_of = nullptr;    // [num_tokens, k]: the row of each choice
   float* pair_weight = nullptr;  // [rows]; of no pair: negative. Not read of the shared expert
   // [NumProgress], zero: how far a step of decodes has come (experts_stream_cuda.h).
   int32_t* progress = nullptr;
-  PlanBoard* board = nullptr;  // up to kDirectTokens tokens
+  PlanBoard* board = nullptr;  // up to kDirectTokens tokens, and if as_words
+  // Of more than kDirectTokens tokens, up to kWordTokens of a decode: tiles are told word by word,
+  // and nothing is gathered. Routing does so where it RoutesAtOnce.
+  bool as_words = false;
 };
 
 // Whole stages of columns, which one token's kernel takes.

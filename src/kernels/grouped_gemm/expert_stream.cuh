@@ -13,18 +13,21 @@
 //   warp 18       adds up the two halves of an item's sums and writes what becomes of them, while
 //                 the others are at the next item;
 //   warp 19       tells other blocks what is written, when it has arrived everywhere; of slim
-//                 items nothing has to be told: it fetches activations beside warp 17.
+//                 items nothing has to be told: it fetches activations beside warp 17;
+//   warp 20       of tiles that name their tokens, hands over the activations that have landed: a
+//                 fence of who copies them would wait for all that are still under way.
 #pragma once
 
 #include "kernels/collective/packets.cuh"
 #include "kernels/gemm/ring_place.cuh"
 #include "kernels/gemm/stream_products.cuh"
 #include "kernels/gemm/weight_tiles.h"
-#include "kernels/grouped_gemm/expert_plan.h"
+#include "kernels/grouped_gemm/expert_plan.cuh"
 #include "kernels/grouped_gemm/fp4_products.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/quantize/quantize.cuh"
 #include "kernels/sm90.cuh"
+#include "kernels/tiles.cuh"
 
 namespace fathom::kernels {
 
@@ -46,6 +49,10 @@ struct ExpertItem {
   int64_t x_block_bytes = 0;
   const float* x_scales = nullptr;
   int64_t x_scales_stride = 0;  // floats
+  // Where the tile names its tokens (FetchApart): `x` and `x_scales` are where those of all of the
+  // step's tokens begin.
+  bool is_apart = false;
+  NamedTile tokens = {};
   // What is written, and where.
   bool is_down = false;  // of the second product
   int part = 0, pair_group = 0, expert = 0, tile = 0;
@@ -60,11 +67,12 @@ class ExpertStream {
   // Column blocks of a stage.
   static constexpr int kFp4Blocks = kSlim ? 8 : 4, kFp8Blocks = kSlim ? 4 : 2;
   static constexpr int kScales = 2 * kFp8Blocks;  // of the FP8 weights of a stage
-  // For one token's activations, which more lanes have written (kWarpArrivals).
+  // For activations that more lanes have written (kWarpArrivals).
   static constexpr int kXArrivals = kScales < kWarpArrivals ? kWarpArrivals : kScales;
   static constexpr int kRows = 128;  // of sums; a slim item's are twice 64 of the same
   static constexpr int kConsumers = 512;
-  static constexpr int kThreads = kConsumers + 4 * 32;
+  static constexpr bool kNamesTokens = kN == kTileRows;
+  static constexpr int kThreads = kConsumers + (kNamesTokens ? 5 : 4) * 32;
   static constexpr int kWeightBytes = kRowTiles * kFp4Blocks * 4352;
   static constexpr int kFp4Rows = kAlone ? 8 : kN;          // of activations, a column block
   static constexpr int kXScales = kFp8Blocks * kFp8Tokens;  // at most, of either kind
@@ -89,6 +97,7 @@ class ExpertStream {
     uint64_t full[kStages], empty[kStages], inbox_full[2], inbox_empty[2];
     // One token's activations have barriers of their own: weights are expanded before they come.
     uint64_t x_full[kAlone ? kStages : 1];
+    uint64_t landed[kNamesTokens ? kStages : 1];  // in turn, of stages whose tokens lie apart
     uint32_t zero;  // 0, which the compiler does not know (WarpHandBackBehind)
   };
 
@@ -107,8 +116,9 @@ class ExpertStream {
       for (auto& barrier : s_.item_full) BarrierInit(&barrier, 1);
       for (int i = 0; i < kStages; ++i) {
         // Weights; activations and scales.
-        BarrierInit(&s_.full[i], kAlone ? 1 : 1 + kScales);
+        BarrierInit(&s_.full[i], kAlone ? 1 : 1 + kXArrivals);
         if constexpr (kAlone) BarrierInit(&s_.x_full[i], kXArrivals);
+        if constexpr (kNamesTokens) BarrierInit(&s_.landed[i], 32);
         BarrierInit(&s_.empty[i], kConsumers / 32 * kWarpArrivals);
       }
       for (int i = 0; i < 2; ++i) {
@@ -163,6 +173,7 @@ class ExpertStream {
   template <typename Source>
   __device__ void FetchActivations(const Source& source, int turn = 0) {
     Place stage;
+    [[maybe_unused]] Place landing;
     for (int i = 0;; ++i) {
       const ExpertItem& item = Take(i);
       if (item.num_blocks == 0) return;
@@ -178,6 +189,12 @@ class ExpertStream {
         continue;
       }
       source.Await(item);
+      if constexpr (kNamesTokens) {
+        if (item.is_apart) {
+          FetchApart(item, stage, landing);
+          continue;
+        }
+      }
       const int full = BlocksOf(item.kind), tokens = item.kind == TileKind::kFp4 ? kN : kFp8Tokens;
       // Lanes 0, 1, …: activations of a block; from 16 on: their scales.
       const bool is_scale = lane() >= 16;
@@ -194,7 +211,7 @@ class ExpertStream {
         if (lane() == 0) {
           BarrierExpectBytes(&s_.full[stage.index],
                              static_cast<uint32_t>(blocks * tokens * (128 + 4)));
-        } else if (lane() < kScales) {
+        } else if (lane() < kXArrivals) {
           BarrierArrive(&s_.full[stage.index]);
         }
         __syncwarp();
@@ -205,6 +222,26 @@ class ExpertStream {
           from += full * step;
         }
         stage.Next();
+      }
+    }
+  }
+
+  // Warp 20.
+  __device__ void HandOverLanded() {
+    Place stage, landing;
+    for (int i = 0;; ++i) {
+      const ExpertItem& item = Take(i);
+      if (item.num_blocks == 0) return;
+      const int full = BlocksOf(item.kind), stages = (item.num_blocks + full - 1) / full;
+      if (!item.is_apart) {
+        stage.Skip(stages);
+        continue;
+      }
+      for (int n = 0; n < stages; ++n, stage.Next(), landing.Next()) {
+        BarrierWait(&s_.landed[landing.index], landing.parity);
+        FenceSharedForWgmma();
+        __syncwarp();
+        if (lane() < kXArrivals) BarrierArrive(&s_.full[stage.index]);
       }
     }
   }
@@ -319,6 +356,49 @@ class ExpertStream {
         if (lane() < kXArrivals) BarrierArrive(&s_.x_full[stage.index]);
         stage.Next();
       }
+    }
+  }
+
+  // Activations of up to eight tokens by 16 bytes: lane l has chunk l % 8 of rows l / 8 and
+  // l / 8 + 4, and the scale of row l % 8 in block l / 8.
+  __device__ void FetchApart(const ExpertItem& item, Place& stage, Place& landing) {
+    static_assert(kFp4Blocks == 4 && kFp8Blocks <= 4 && kTileRows == 8);
+    const int full = BlocksOf(item.kind), tokens = item.kind == TileKind::kFp4 ? kN : kFp8Tokens;
+    const int chunk = lane() % 8, row = lane() / 8, count = item.num_tokens;
+    const int64_t step = item.x_block_bytes;
+    const std::byte* from[2];
+    uint32_t to[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int r = row + 4 * i, token = item.tokens[r];
+      from[i] = item.x + (token / 8 * kTileBytes + token % 8 * 128 + (chunk ^ token % 8) * 16);
+      to[i] = static_cast<uint32_t>(r * 128 + (chunk ^ r) * 16);
+    }
+    const float* scale = item.x_scales + item.tokens[chunk] + row * item.x_scales_stride;
+#pragma unroll 1
+    for (int block = 0; block < item.num_blocks; block += full) {
+      const int blocks = min(full, item.num_blocks - block);
+      if (!stage.first_round) BarrierWait(&s_.empty[stage.index], stage.parity ^ 1);
+      WriteScales(item, block, blocks, stage.index);
+      const uint32_t x = SharedAddress(s_.x[stage.index]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (row + 4 * i >= count) break;
+#pragma unroll
+        for (int b = 0; b < kFp4Blocks; ++b) {
+          if (b >= blocks) break;
+          CopyAhead16(x + static_cast<uint32_t>(b * tokens * 128) + to[i], from[i] + b * step);
+        }
+        from[i] += full * step;
+      }
+      if (row < blocks && chunk < count) {
+        CopyAhead4(SharedAddress(&s_.x_scales[stage.index][row * tokens + chunk]), scale);
+      }
+      scale += full * item.x_scales_stride;
+      BarrierAwaitCopies(&s_.landed[landing.index]);
+      BarrierArrive(&s_.landed[landing.index]);
+      landing.Next();
+      stage.Next();
     }
   }
 

@@ -161,7 +161,8 @@ class ExpertsCudaTest : public CudaTest {
         .pair_of = As<int32_t>(pair_of),
         .pair_weight = KeepAs<float>(Poisoned(pair_rows * 4)),
         .progress = KeepAs<int32_t>(Poisoned(NumProgress(tokens, s.num_experts, s.num_chosen) * 4)),
-        .board = KeepAs<PlanBoard>(Upload(std::vector<std::byte>(sizeof(PlanBoard))))};
+        .board = KeepAs<PlanBoard>(Upload(std::vector<std::byte>(sizeof(PlanBoard)))),
+        .as_words = RoutesAtOnce(tokens, prefill, s.num_experts, s.hidden)};
     const Fp8Tiles gpu_x{KeepAs<uint8_t>(Upload(x_tiles.codes)),
                          KeepAs<float>(Upload(x_tiles.scales)), rows / 8};
     const Fp8Tiles gathered{KeepAs<uint8_t>(Poisoned(pair_rows * s.hidden)),
@@ -292,7 +293,9 @@ class ExpertsCudaTest : public CudaTest {
     const GpuLayer gpu_layer = UploadLayer(layer);
     const GpuOutput gpu = RunOnGpu(s, gpu_layer, x, x_tiles, token_ids, prefill);
     EXPECT_EQ(gpu.ids, ids);
-    ExpectWeights(s, tokens > kDirectTokens || prefill, gpu.scores, ids, weights, gpu.weights);
+    const bool are_scores = !prefill && (tokens <= kDirectTokens ||
+                                         RoutesAtOnce(tokens, false, s.num_experts, s.hidden));
+    ExpectWeights(s, !are_scores, gpu.scores, ids, weights, gpu.weights);
     ExpectOutputs(s, tokens, gpu.y, gpu.pair_of, expected);
     const GpuOutput apart = RunOnGpu(s, gpu_layer, x, x_tiles, token_ids, prefill, /*apart=*/true);
     for (int64_t t = 0; t < tokens; ++t) {
@@ -466,6 +469,19 @@ TEST_F(ExpertsCudaTest, MoreTokensMatchTheCpu) {
   Check(kMore, 100, WeightDType::kFp8, false);
 }
 
+// Which are not gathered. Few experts in a table, so that tiles are of up to eight tokens.
+TEST_F(ExpertsCudaTest, TokensThatLieApartMatchTheCpu) {
+  const Sizes sizes{1024, 128, 128, 6};
+  ASSERT_TRUE(RoutesAtOnce(13, false, sizes.num_experts, sizes.hidden));
+  for (const WeightDType dtype : {WeightDType::kFp4, WeightDType::kFp8}) {
+    Layer layer = MakeLayer(sizes, dtype, false);
+    for (const int64_t tokens : Sweep<int64_t>({13, 16, 31, 64}, {16, 64})) {
+      layer.hash = tokens % 2 == 0;
+      CheckLayer(layer, tokens, /*prefill=*/false);
+    }
+  }
+}
+
 // Tiles of 256, some experts with more, some with less.
 TEST_F(ExpertsCudaTest, ManyTokensMatchTheCpu) {
   Check(kSmall, 600, WeightDType::kFp4, false);
@@ -503,6 +519,10 @@ TEST_F(ExpertsCudaTest, ATableMayNameAnExpertTwice) {
   Layer layer = MakeLayer({512, 256, 16, 4}, WeightDType::kFp4, true);
   for (size_t i = 0; i < layer.tid2eid.size(); i += 4) layer.tid2eid[i + 2] = layer.tid2eid[i];
   for (const int64_t tokens : {3, 20, 70}) CheckLayer(layer, tokens, /*prefill=*/false);
+  // Tokens lie apart.
+  layer = MakeLayer({1024, 128, 128, 4}, WeightDType::kFp4, true);
+  for (size_t i = 0; i < layer.tid2eid.size(); i += 4) layer.tid2eid[i + 2] = layer.tid2eid[i];
+  for (const int64_t tokens : {20, 64}) CheckLayer(layer, tokens, /*prefill=*/false);
 }
 
 // Columns in whole stages; intermediates of four and of sixteen column blocks, as packets.

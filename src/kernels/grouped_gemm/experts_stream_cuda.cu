@@ -57,10 +57,11 @@ struct Work {
   int first_block = 0;                    // of t, of 128 columns: what gate_up begins with
   int shared_rows = 0, shared_tiles = 0;  // tokens of a tile of the shared expert; tiles
   int max_tiles = 0;                      // of routed experts
-  // Up to kDirectTokens tokens: activations were complete before the launch's predecessor began, or
-  // it tells when they are (kStartsEarly), and the plan is told word by word. Else the predecessor
-  // gathers, and the plan was complete.
-  bool is_direct = false;
+  // Up to kDirectTokens tokens, and more if as_words: activations were complete before the launch's
+  // predecessor began, or it tells when they are (kStartsEarly), and the plan is told word by word.
+  // Else the predecessor gathers, and the plan was complete.
+  bool by_words = false;
+  bool is_direct = false;   // up to kDirectTokens: tiles have eight tokens in a row
   bool by_packets = false;  // t
   Deal deal;
 };
@@ -83,7 +84,7 @@ class ExpertItems {
         cluster_(static_cast<int>(blockIdx.x) / kCluster<kSlim>),
         rank_(static_cast<int>(blockIdx.x) % kCluster<kSlim>),
         num_shared_(work.deal.NumShared(cluster_)),
-        launch_(work.is_direct ? PlanLaunch(*p.plan.board) : 0) {}
+        launch_(work.by_words ? PlanLaunch(*p.plan.board) : 0) {}
 
   __device__ ExpertItem operator()() {
     const int i = next_++;
@@ -104,32 +105,48 @@ class ExpertItems {
   // How many tiles there are, and at once `tile`, should this block have it.
   __device__ void ReadPlan(int tile) {
     const int routed = min(max(tile - work_.shared_tiles, 0), work_.max_tiles - 1);
-    if (!work_.is_direct) {
+    if (!work_.by_words) {
       Tile(work_.shared_tiles + routed);
       num_tiles_ = work_.shared_tiles + *p_.plan.num_tiles;
       return;
     }
-    const PlanBoard& board = *p_.plan.board;
-    PlanBoard::Word count, word;
+    PlanBoard::Word count;
+    PlanBoard::Tile words;
     do {
-      count = LoadWord(&board.num_tiles);
-      word = LoadWord(&board.tiles[routed]);
+      count = LoadWord(&p_.plan.board->num_tiles);
+      words = LoadWords(routed);
     } while (count.launch != launch_);
     num_tiles_ = work_.shared_tiles + static_cast<int>(count.value);
-    if (word.launch == launch_) TileOf(word.value, work_.shared_tiles + routed);
+    if (AreThere(words)) TileOf(words, work_.shared_tiles + routed);
+  }
+  // Of a direct plan's tile: its only word, twice.
+  __device__ PlanBoard::Tile LoadWords(int routed) const {
+    const PlanBoard& board = *p_.plan.board;
+    if (!work_.is_direct) return LoadTile(&board.more_tiles[routed]);
+    const PlanBoard::Word word = LoadWord(&board.tiles[routed]);
+    return {word, word};
+  }
+  __device__ bool AreThere(const PlanBoard::Tile& words) const {
+    return words.first.launch == launch_ && words.second.launch == launch_;
   }
   __device__ const ExpertTile& AwaitTile(int index) {
-    PlanBoard::Word word;
-    do word = LoadWord(&p_.plan.board->tiles[index - work_.shared_tiles]);
-    while (word.launch != launch_);
-    return TileOf(word.value, index);
+    PlanBoard::Tile words;
+    do words = LoadWords(index - work_.shared_tiles);
+    while (!AreThere(words));
+    return TileOf(words, index);
   }
-  __device__ const ExpertTile& TileOf(uint32_t word, int index) {
-    const int expert = static_cast<int>(word & 0xffff), group = static_cast<int>(word >> 16);
+  __device__ const ExpertTile& TileOf(const PlanBoard::Tile& words, int index) {
     const auto tokens = static_cast<int>(p_.num_tokens);
+    const int routed = index - work_.shared_tiles;
     tile_index_ = index;
-    return tile_ = {expert, group, (tokens + 7) / 8 + index - work_.shared_tiles,
-                    min(8, tokens - group * 8)};
+    if (work_.is_direct) {
+      const auto expert = static_cast<int>(words.first.value & 0xffff),
+                 group = static_cast<int>(words.first.value >> 16);
+      return tile_ = {expert, group, (tokens + 7) / 8 + routed, min(8, tokens - group * 8)};
+    }
+    tokens_ = {words.first.value, words.second.value};
+    return tile_ = {tokens_.expert(), 0, static_cast<int>(SharedPairRows(tokens)) / 8 + routed,
+                    tokens_.count()};
   }
 
   // In order of tiles, the shared expert's longer items first; the first ones go to the last
@@ -178,7 +195,7 @@ class ExpertItems {
 
   __device__ const ExpertTile& Tile(int index) {
     if (index == tile_index_) return tile_;
-    if (index >= work_.shared_tiles && work_.is_direct) return AwaitTile(index);
+    if (index >= work_.shared_tiles && work_.by_words) return AwaitTile(index);
     tile_index_ = index;
     if (index >= work_.shared_tiles) return tile_ = p_.plan.tiles[index - work_.shared_tiles];
     const int first = index * work_.shared_rows;
@@ -210,10 +227,11 @@ class ExpertItems {
     const ExpertTile& tile = Tile(index);
     const bool routed = tile.expert != kSharedExpert;
     const ExpertTiles& w = routed ? p_.routed : p_.shared;
-    const Fp8Tiles& x = routed && p_.num_tokens > kDirectTokens ? p_.gathered : p_.x;
+    const Fp8Tiles& x = routed && !work_.by_words ? p_.gathered : p_.x;
     ExpertItem item = Make(tile, w, w.gate_up, w.gate_up_scales, 2 * work_.gate_up_rows, p_.hidden,
                            part * 4 + rank_, 2, x, tile.x_group);
     item.part = work_.first_block + part, item.tile = index, item.is_down = false;
+    item.is_apart = routed && work_.by_words && !work_.is_direct, item.tokens = tokens_;
     return item;
   }
   __device__ ExpertItem Down(int index, int part) {
@@ -234,7 +252,8 @@ class ExpertItems {
   int down_ = 0;        // what it has of the second product, in routed items
   int taken_ = 0;       // lane 0: the next of those
   int tile_index_ = -1;
-  ExpertTile tile_;  // that one
+  ExpertTile tile_;   // that one
+  NamedTile tokens_;  // likewise, if it names them
 };
 
 // What the blocks of a cluster tell each other, for two items in turn. Two: the largest magnitude
@@ -407,7 +426,7 @@ class Activations {
   __device__ auto patience() const { return progress_.patience(); }
   __device__ int OwnerOf(int block) const { return progress_.OwnerOf(block); }
   __device__ void Await(const ExpertItem& item) const {
-    if (item.is_down || !work_.is_direct) WaitForPredecessor();
+    if (item.is_down || !work_.by_words) WaitForPredecessor();
     if (item.is_down) progress_.Await(item);
   }
 
@@ -648,6 +667,8 @@ __global__ void __launch_bounds__(Stream::kThreads, 1)
     stream.Write(writer);
     writer.End();
     return;
+  } else if (warp == 20) {
+    if constexpr (Stream::kNamesTokens) stream.HandOverLanded();
   } else {
     const Progress progress(p, work, rank);
     WaitForPredecessor();
@@ -699,6 +720,8 @@ void Run(const CudaExpertParams& p, Work work, const ExpertRank& rank, device::S
   work.shared_tiles = NumSharedTiles(p.shared_tokens(), p.num_tokens);
   work.max_tiles = static_cast<int>(MaxExpertTiles(p.num_tokens, p.num_experts, p.num_chosen));
   work.is_direct = p.num_tokens <= kDirectTokens;
+  work.by_words = work.is_direct || p.plan.as_words;
+  CHECK_LE(p.num_tokens, p.plan.as_words ? kWordTokens : kLargeExpertTokens);
   const bool alone = AreExpertsAlone(p.num_tokens, p.hidden, p.intermediate);
   work.by_packets = alone && work.gate_up && work.down;
   CHECK(!work.by_packets || p.t_packets != nullptr);

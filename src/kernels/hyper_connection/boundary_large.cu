@@ -316,7 +316,15 @@ __device__ void WriteState(const CudaHyperConnectionParams& p, int64_t t, float 
   if (i >= kS && i < kNumMixes - kS) p.after.comb_logits[t * kS * kS + i - kS] = mix;
 }
 
-// C for the next post: four threads a token, a row each.
+// C for the next post of a decode's token, whose mixes are on each warp's lanes; one warp.
+__device__ void WriteTokenComb(const CudaHyperConnectionParams& p, int64_t t, float mix) {
+  const int lane = static_cast<int>(threadIdx.x), j = lane % kS;
+  const auto logit = [&](int k) { return __shfl_sync(0xffffffffu, mix, (2 + j) * kS + k); };
+  const float4 comb = Sinkhorn({logit(0), logit(1), logit(2), logit(3)}, p.constants);
+  if (lane < kS) reinterpret_cast<float4*>(p.after.comb)[t * kS + j] = comb;
+}
+
+// Of many tokens: four threads a token, a row each.
 __device__ void WriteComb(const CudaHyperConnectionParams& p, int64_t first, int ranges) {
   const int64_t token = first + threadIdx.x / kS, t = min(token, p.num_tokens - 1);
   const int j = static_cast<int>(threadIdx.x) % kS, mix = (2 + j) * kS;
@@ -362,18 +370,21 @@ __device__ void WriteInput(const CudaHyperConnectionParams& p, int64_t t, int64_
 
 constexpr int kPieces = 2;  // of 8 columns, for a thread
 
-// A block a token, after some for C. 64 registers: 1,024 threads a multiprocessor.
+// A block a token, after some for C, of a decode one a token, too. 64 registers: 1,024 threads a
+// multiprocessor.
 template <int kPreThreads>
 __global__ void __launch_bounds__(kPreThreads, 1024 / kPreThreads)
-    PreKernel(const __grid_constant__ CudaHyperConnectionParams p, int ranges, int comb_blocks) {
+    PreKernel(const __grid_constant__ CudaHyperConnectionParams p, int ranges, int comb_blocks,
+              bool is_decode) {
   __shared__ PreShared s;
-  if (static_cast<int>(blockIdx.x) < comb_blocks) {
+  const bool makes_comb = static_cast<int>(blockIdx.x) < comb_blocks;
+  if (makes_comb && !is_decode) {
     WaitForPredecessor();
     AllowSuccessor();
     if (blockIdx.x == 0 && threadIdx.x == 0) Leave(p.milestone);
     return WriteComb(p, int64_t{blockIdx.x} * kPreThreads / kS, ranges);
   }
-  const int64_t t = static_cast<int>(blockIdx.x) - comb_blocks;
+  const int64_t t = static_cast<int>(blockIdx.x) - (makes_comb ? 0 : comb_blocks);
   const int thread = static_cast<int>(threadIdx.x), own_mix = min(thread % 32, kNumMixes - 1);
   const float scale = p.scale[min(own_mix / kS, 2)], base = p.base[own_mix];
   uint4 norm[kPieces], streams[kPieces][kS];
@@ -388,7 +399,7 @@ __global__ void __launch_bounds__(kPreThreads, 1024 / kPreThreads)
 #pragma unroll
   for (int n = 0; n < kPieces; ++n) {
     const int column = (thread + n * kPreThreads) * 8;
-    if (column >= p.hidden) break;
+    if (column >= p.hidden || makes_comb) break;
     for (int k = 0; k < kS; ++k) {
       streams[n][k] = *reinterpret_cast<const uint4*>(p.streams + (t * kS + k) * p.hidden + column);
     }
@@ -396,6 +407,10 @@ __global__ void __launch_bounds__(kPreThreads, 1024 / kPreThreads)
   const float sum = TokenSum<kPreThreads>(p, t, ranges, s);
   const float inverse = InverseRms(p, __shfl_sync(0xffffffffu, sum, kNumMixes));
   const float mix = sum * inverse * scale + base, gate = Sigmoid(mix) + p.constants.hc_eps;
+  if (makes_comb) {
+    if (thread < 32) WriteTokenComb(p, t, mix);
+    return;
+  }
   float pre[kS];
   for (int k = 0; k < kS; ++k) pre[k] = __shfl_sync(0xffffffffu, gate, k);
   if (thread < 32) WriteState(p, t, mix);
@@ -483,9 +498,10 @@ void LaunchLargeBoundary(const CudaHyperConnectionParams& p, device::Stream& str
                : LaunchPost<8>(p, shape, stream);
   const auto pre = [&](auto kernel, int threads) {
     const auto tokens = static_cast<int>(p.num_tokens);
-    const int comb_blocks = shape.is_decode ? 0 : (tokens * kS + threads - 1) / threads;
+    const int comb_blocks = shape.is_decode ? tokens : (tokens * kS + threads - 1) / threads;
     LaunchKernel(kernel, static_cast<unsigned>(comb_blocks + tokens),
-                 static_cast<unsigned>(threads), 0, stream, p, shape.ranges, comb_blocks);
+                 static_cast<unsigned>(threads), 0, stream, p, shape.ranges, comb_blocks,
+                 shape.is_decode);
   };
   p.hidden <= kPieces * 256 * 8 ? pre(PreKernel<256>, 256) : pre(PreKernel<512>, 512);
 }

@@ -1,9 +1,9 @@
 // What hyper_connection_cuda.h does between two sub-layers, for many tokens, in two launches. The
 // first ends the sub-layer (post) and multiplies the new streams with the mixers on tensor cores:
 // the streams are BF16, and a mixer's FP32 value is the sum of three BF16 values, so the products
-// are those of FP32. The second makes the gates, and of them the next sub-layer's input. Of a
-// decode's few tiles the first is post_mix_decode.cuh, which makes C itself, of logits; else the
-// second does.
+// are those of FP32. The second makes the gates, and of them the next sub-layer's input; C, which
+// the next boundary needs, in blocks of its own. Of a decode's few tiles the first is
+// post_mix_decode.cuh.
 #pragma once
 
 #include "kernels/hyper_connection/hyper_connection_cuda.h"

@@ -1,13 +1,11 @@
 // The first of boundary_large.h's launches for a decode: a block has a tile of 16 tokens in 128
-// columns, 16 a warp, whose mixers it has fetched before the wait, and makes C itself. Of tokens g
-// and g + 8 a thread has 4 columns that follow each other, which it gives the tensor cores as
-// columns 2 and 2 of k (the mixers' columns are taken alike, so their order does not matter).
-// Of several ranks the one that has the block's columns of the output sends them to the others as
-// packets. Device code only.
+// columns, 16 a warp, whose mixers it has fetched before the wait. Of tokens g and g + 8 a thread
+// has 4 columns that follow each other, which it gives the tensor cores as columns 2 and 2 of k
+// (the mixers' columns are taken alike, so their order does not matter). Of several ranks the one
+// that has the block's columns of the output sends them to the others as packets. Device code only.
 #pragma once
 
 #include "kernels/collective/packets.cuh"
-#include "kernels/hyper_connection/gates.cuh"
 #include "kernels/hyper_connection/post_mix.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/mma.cuh"
@@ -41,6 +39,8 @@ class DecodePost {
 
   __device__ void Run() {
     AllowSuccessor();
+    Gates gates;
+    if (p_.output.y != nullptr) FetchGates(gates);
     LoadMixers();
     if constexpr (kGathers) number_ = ExchangeNumber(p_.gather.exchange);
     if (p_.output.y == nullptr) {  // its predecessor made the streams
@@ -48,7 +48,7 @@ class DecodePost {
       LoadStreams();
     } else {
       LoadStreams();
-      MakeGates();
+      KeepGates(gates);
       __syncthreads();
       WaitForPredecessor();
       Post();
@@ -113,25 +113,29 @@ class DecodePost {
     }
   }
 
-  // Before the wait: four threads a token make C of what the boundary before left.
-  __device__ void MakeGates() {
-    TileGates& gates = s_.gates;
-    constexpr int kCombThreads = kPostTokens * kNumStreams;
-    if (thread() < kCombThreads) {
-      const int token = thread() / kNumStreams, j = thread() % kNumStreams;
-      const int64_t at = Row(token) * kNumStreams + j;
-      const float4 logits =
-          *reinterpret_cast<const float4*>(p_.before.comb_logits + at * kNumStreams);
-      (&gates.comb[token][kNumStreams].x)[j] = p_.before.post[at];
-      gates.comb[token][j] = Sinkhorn(logits, p_.constants);
-      return;
-    }
-    const int i = thread() - kCombThreads;
-    const int token = i / kMaxBoundaryPairs, pair = i % kMaxBoundaryPairs;
-    if (token >= kPostTokens || p_.output.pair_of == nullptr) return;
+  // What the boundary before left, and which rows are to be added up: a thread's part.
+  struct Gates {
+    float4 gate;
+    int32_t pair;
+  };
+  static constexpr int kTokenGates = kNumStreams + 1;  // rows of C; post
+  static_assert(kPostTokens * kTokenGates <= kDecodePostThreads);
+  static_assert(kPostTokens * kMaxBoundaryPairs <= kDecodePostThreads);
+  __device__ void FetchGates(Gates& own) const {
+    const int64_t row = Row(thread() / kTokenGates % kPostTokens);
+    const int i = thread() % kTokenGates;
+    own.gate = *reinterpret_cast<const float4*>(
+        i < kNumStreams ? p_.before.comb + (row * kNumStreams + i) * kNumStreams
+                        : p_.before.post + row * kNumStreams);
+    const int token = thread() / kMaxBoundaryPairs % kPostTokens,
+              pair = thread() % kMaxBoundaryPairs;
     if (pair < p_.output.num_chosen) {
-      gates.pairs[token][pair] = p_.output.pair_of[Row(token) * p_.output.num_chosen + pair];
+      own.pair = p_.output.pair_of[Row(token) * p_.output.num_chosen + pair];
     }
+  }
+  __device__ void KeepGates(const Gates& own) {
+    if (thread() < kPostTokens * kTokenGates) (&s_.gates.comb[0][0])[thread()] = own.gate;
+    if (thread() < kPostTokens * kMaxBoundaryPairs) (&s_.gates.pairs[0][0])[thread()] = own.pair;
   }
 
   // The output of the sub-layer in the thread's columns of token i.

@@ -1,5 +1,5 @@
 // One warp routes a token. Few tokens: route_direct.cuh; a decode of some more: route_batch.cuh.
-// Many: the last block to route its tokens makes the plan.
+// Else the last block to route its tokens makes the plan, behind the gate's product.
 #include <algorithm>
 
 #include "base/check.h"
@@ -24,7 +24,7 @@ constexpr int kExpertsOfLane = kMaxExperts / 32;
 struct RouteShape {
   int tokens = 0;         // of a block
   int warp_tokens = 0;    // of a warp, at most
-  int blocks = 0;         // up to kMaxRouteBlocks; of a batch none, and pairs have their rows
+  int blocks = 0;         // up to kMaxRouteBlocks
   int shared_groups = 0;  // of rows, of the shared expert
   int tile_rows = 0;
 };
@@ -223,11 +223,9 @@ __global__ void __launch_bounds__(kGatherWarps * 32)
   const bool has_pairs = t < p.num_tokens && p.token_seq[t] >= 0;
   int row = 0;
   if (is_pair && has_pairs) {
-    row = p.plan.pair_of[pair];
-    if (shape.blocks > 0) {
-      const int expert = p.expert_ids[pair];
-      row += p.board->counts[t / shape.tokens][expert] + p.board->counts[shape.blocks][expert];
-    }
+    const int expert = p.expert_ids[pair];
+    row = p.plan.pair_of[pair] + p.board->counts[t / shape.tokens][expert] +
+          p.board->counts[shape.blocks][expert];
     rows[warp][lane] = row;
   }
   __syncthreads();  // all parts of the token have their rows
@@ -254,16 +252,12 @@ __global__ void __launch_bounds__(kGatherWarps * 32)
 
 constexpr int kLeastTokens = 4;  // of a block: a warp for each part of a multiprocessor
 
-bool IsBatch(const CudaMoeRouteParams& p) {
-  return p.num_tokens <= kBatchTokens && !p.prefill && p.plans;
-}
-
 RouteShape MakeShape(const CudaMoeRouteParams& p) {
   const auto tokens = static_cast<int>(p.num_tokens);
   RouteShape s;
   s.tokens = std::max(kLeastTokens, (tokens + kMaxRouteBlocks - 1) / kMaxRouteBlocks);
   s.warp_tokens = (s.tokens + kRouteWarps - 1) / kRouteWarps;
-  s.blocks = IsBatch(p) ? 0 : (tokens + s.tokens - 1) / s.tokens;
+  s.blocks = (tokens + s.tokens - 1) / s.tokens;
   s.shared_groups = static_cast<int>(SharedPairRows(tokens)) / 8;
   s.tile_rows = PlanTileRows(p.num_tokens, p.prefill, p.num_experts, p.num_chosen);
   return s;
@@ -293,7 +287,7 @@ void LaunchDirect(const CudaMoeRouteParams& p, device::Stream& stream) {
   const unsigned cluster = kBlocks == RouteBlocks::kApart     ? 1
                            : kBlocks == RouteBlocks::kCluster ? blocks
                                                               : kMaxCluster;
-  LaunchClusters(kernel, blocks, cluster, kDirectThreads, Route::SharedBytes(p.hidden), stream, p);
+  LaunchClusters(kernel, blocks, cluster, kGateThreads, Route::SharedBytes(p.hidden), stream, p);
 }
 
 template <int kGroups>
@@ -303,7 +297,7 @@ void LaunchDirect(const CudaMoeRouteParams& p, device::Stream& stream) {
     constexpr int kLane = 12;
     using Shared = DirectRoute<kGroups, kLane, kColumns>;
     const bool share_columns =
-        p.num_experts <= kLane * 32 && p.num_experts % Shared::kClusterExperts == 0 &&
+        p.num_experts <= kLane * 32 && p.num_experts % Shared::Product::kOwnExperts == 0 &&
         p.hidden % (64 * kMaxCluster) == 0 && Shared::SharedBytes(p.hidden) <= kMaxSharedBytes;
     return share_columns ? LaunchDirect<kGroups, kLane, kColumns>(p, stream)
                          : LaunchDirect<kGroups, 16, kApart>(p, stream);
@@ -320,9 +314,26 @@ void LaunchDirect(const CudaMoeRouteParams& p, device::Stream& stream) {
   p.num_tokens <= 8 ? LaunchDirect<1>(p, stream) : LaunchDirect<2>(p, stream);
 }
 
+template <int kGroups, int kTeams, int kLane>
 void LaunchBatch(const CudaMoeRouteParams& p, device::Stream& stream) {
-  const auto kernel = p.num_experts <= 256 ? RouteBatchKernel<8> : RouteBatchKernel<16>;
-  LaunchClusters(kernel, kBatchBlocks, kBatchBlocks, kBatchThreads, 0, stream, p);
+  using Route = BatchRoute<kGroups, kTeams, kLane>;
+  const auto kernel = RouteBatchKernel<kGroups, kTeams, kLane>;
+  CHECK_LE(Route::SharedBytes(p.hidden), kMaxSharedBytes);
+  device::CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+                    __FILE__, __LINE__);
+  LaunchClusters(kernel, static_cast<unsigned>(p.num_experts) / Route::kExperts, kMaxCluster,
+                 kGateThreads, Route::SharedBytes(p.hidden), stream, p);
+}
+
+template <int kLane>
+void LaunchBatch(const CudaMoeRouteParams& p, device::Stream& stream) {
+  if (p.num_tokens <= 16) return LaunchBatch<2, 1, kLane>(p, stream);
+  p.num_tokens <= 32 ? LaunchBatch<2, 2, kLane>(p, stream) : LaunchBatch<4, 2, kLane>(p, stream);
+}
+
+void LaunchBatch(const CudaMoeRouteParams& p, device::Stream& stream) {
+  static_assert(kAtOnceExperts == 12 * 32);
+  p.num_experts <= 256 ? LaunchBatch<8>(p, stream) : LaunchBatch<12>(p, stream);
 }
 
 void LaunchGate(const CudaMoeRouteParams& p, device::Stream& stream) {
@@ -357,15 +368,14 @@ void Launch(const CudaMoeRouteParams& p, device::Stream& stream) {
       return LaunchAlone(p, stream);
     }
     if (p.num_tokens <= kDirectTokens && !p.prefill) return LaunchDirect(p, stream);
+    if (RoutesAtOnce(p.num_tokens, p.prefill, p.num_experts, p.hidden)) {
+      return LaunchBatch(p, stream);
+    }
     LaunchGate(p, stream);
   }
   const RouteShape shape = MakeShape(p);
-  if (IsBatch(p)) {
-    LaunchBatch(p, stream);
-  } else {
-    LaunchKernel(RouteKernel, static_cast<unsigned>(shape.blocks), kRouteThreads,
-                 sizeof(RouteShared), stream, p, shape);
-  }
+  LaunchKernel(RouteKernel, static_cast<unsigned>(shape.blocks), kRouteThreads, sizeof(RouteShared),
+               stream, p, shape);
   if (!p.plans) return;
   const int parts = p.num_tokens < kManyTokens ? kGatherWarps : 1;
   const auto items = static_cast<unsigned>(p.num_tokens * parts);

@@ -1,7 +1,7 @@
 // Routing on a GPU: the gate's product, moe_route.h, then the plan of the expert products
-// (expert_plan.h): which rows each expert computes, and for more than kDirectTokens tokens their
-// activations gathered by expert. Up to kDirectTokens tokens that is one launch, but for prefill;
-// between two of these lies a launch that waits for the first.
+// (expert_plan.h): which rows each expert computes, and for more tokens their activations gathered
+// by expert. Up to kDirectTokens tokens that is one launch, and up to kWordTokens where it
+// RoutesAtOnce, but for prefill; between two of these lies a launch that waits for the first.
 // Of more tokens the experts read the plan before they wait for the launch before them, which
 // gathers: the plan is that of an earlier one. Padding tokens (token_seq -1) are routed nowhere.
 #pragma once
@@ -16,8 +16,6 @@
 
 namespace fathom::kernels {
 
-inline constexpr int kMaxExperts = 512;
-
 inline constexpr int kMaxRouteBlocks = 128;
 
 // What the blocks of a launch tell each other, where they are no cluster. Zero at first; another
@@ -27,9 +25,9 @@ struct RouteBoard {
     float value;
     uint32_t launch;  // its number
   };
-  uint32_t launches;  // with up to kDirectTokens tokens
+  uint32_t launches;  // which are all there is of a routing
   uint32_t blocks;    // that have ended, of the launch that runs
-  Score scores[kDirectTokens][kMaxExperts];
+  Score scores[kWordTokens][kMaxExperts];
   int32_t counts[kMaxRouteBlocks + 1][kMaxExperts];
 };
 
@@ -45,8 +43,8 @@ struct CudaMoeRouteParams {
   TiledMatrix gate;       // kBf16 [num_experts, hidden]
   Bf16Tiles h = {};       // [num_tokens, hidden]
   RouteInput input = {};  // of one token, where RoutesAlone, instead of h
-  // [num_tokens, num_experts]: the gate's products, or of up to kDirectTokens tokens, if wanted,
-  // the scores that are made of them.
+  // [num_tokens, num_experts]: the gate's products, or, where one launch is all, if wanted, the
+  // scores that are made of them.
   float* scores = nullptr;
   RouteBoard* board = nullptr;
   int64_t num_tokens = 0;
@@ -76,6 +74,15 @@ inline constexpr int kAloneRouteBlock = 16;  // experts of a block, of which the
 constexpr bool RoutesAlone(int num_experts, int64_t hidden) {
   return num_experts > kAloneRouteBlock && num_experts <= kAloneRouteExperts &&
          hidden <= kAloneRouteHidden;
+}
+
+// More than kDirectTokens tokens of a decode in one launch, whose plan is told as words: clusters
+// share the gate's columns, so there are whole blocks of them, and the last ones find room.
+inline constexpr int kAtOnceExperts = 384, kAtOnceHidden = 7168;  // at most
+constexpr bool RoutesAtOnce(int64_t num_tokens, bool prefill, int num_experts, int64_t hidden) {
+  return num_tokens > kDirectTokens && num_tokens <= kWordTokens && !prefill &&
+         num_experts % 128 == 0 && num_experts <= kAtOnceExperts && hidden % 1024 == 0 &&
+         hidden <= kAtOnceHidden;
 }
 
 void Launch(const CudaMoeRouteParams& params, device::Stream& stream);

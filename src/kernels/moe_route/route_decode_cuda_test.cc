@@ -1,6 +1,9 @@
-// Routing of up to kDirectTokens tokens against the CPU's of exact products, and its plan: at Pro's
+// Routing of decodes in one launch against the CPU's of exact products, and its plan: at Pro's
 // widths, where clusters share the gate's columns, and at others.
+#include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -21,7 +24,7 @@ struct Layer {
   int num_experts;
 };
 
-class RouteDirectCudaTest : public CudaTest {
+class RouteDecodeCudaTest : public CudaTest {
  protected:
   void SetUpLayer(const Layer& layer) {
     kept_.clear();
@@ -83,7 +86,8 @@ class RouteDirectCudaTest : public CudaTest {
 
     const int64_t rows = PaddedTokens(tokens);
     const int64_t pair_rows = MaxPairRows(tokens, layer_.num_experts, kChosen);
-    const int64_t progress = NumProgress(tokens, layer_.num_experts, kChosen);
+    const auto progress =
+        Poisoned(NumProgress(tokens, layer_.num_experts, kChosen) * int64_t{sizeof(int32_t)});
     const auto scores = Poisoned(tokens * layer_.num_experts * 4);
     const auto gpu_ids = Poisoned(tokens * kChosen * 4),
                gpu_weights = Poisoned(tokens * kChosen * 4);
@@ -107,7 +111,7 @@ class RouteDirectCudaTest : public CudaTest {
             .weights = As<float>(gpu_weights),
             .plan = {.pair_of = As<int32_t>(pair_of),
                      .pair_weight = As<float>(pair_weight),
-                     .progress = KeepAs<int32_t>(Poisoned(progress * 4)),
+                     .progress = As<int32_t>(progress),
                      .board = As<PlanBoard>(plan_board_)},
             .hidden = layer_.hidden},
         *gpu_stream_);
@@ -120,8 +124,15 @@ class RouteDirectCudaTest : public CudaTest {
     EXPECT_EQ(Download<int32_t>(gpu_ids), ids);
     const auto actual_weights = Download<float>(gpu_weights);
     for (size_t i = 0; i < pairs; ++i) EXPECT_NEAR(actual_weights[i], weights[i], 1e-5f);
-    ExpectPlan(token_seq, ids, actual_weights, Download<int32_t>(pair_of),
-               Download<float>(pair_weight));
+    const auto rows_of_pairs = Download<int32_t>(pair_of);
+    const auto row_weights = Download<float>(pair_weight);
+    if (tokens <= kDirectTokens) {
+      ExpectPlan(token_seq, ids, actual_weights, rows_of_pairs, row_weights);
+    } else {
+      ExpectNamedTokens(token_seq, ids, actual_weights, rows_of_pairs, row_weights);
+    }
+    const int64_t counters = NumProgress(tokens, layer_.num_experts, kChosen);
+    EXPECT_EQ(Download<int32_t>(progress), std::vector<int32_t>(static_cast<size_t>(counters)));
   }
 
   // A tile for each expert that one of eight tokens chose, in which each of them has its row.
@@ -147,6 +158,37 @@ class RouteDirectCudaTest : public CudaTest {
     EXPECT_EQ(board.num_tiles.value, tiles.size());
   }
 
+  // In order of experts, tiles of eight of its tokens in their order, the last one of those left.
+  void ExpectNamedTokens(const std::vector<int32_t>& token_seq, const std::vector<int32_t>& ids,
+                         const std::vector<float>& weights, const std::vector<int32_t>& pair_of,
+                         const std::vector<float>& pair_weight) {
+    const PlanBoard board = Download<PlanBoard>(plan_board_)[0];
+    std::map<int32_t, std::vector<size_t>> pairs;  // of each expert
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (token_seq[i / kChosen] >= 0) pairs[ids[i]].push_back(i);
+    }
+    size_t tile = 0;
+    const auto first_row = static_cast<size_t>(SharedPairRows(std::ssize(token_seq)));
+    for (const auto& [expert, of_expert] : pairs) {
+      for (size_t begin = 0; begin < of_expert.size(); begin += 8, ++tile) {
+        const PlanBoard::Tile& told = board.more_tiles[tile];
+        EXPECT_EQ(told.first.launch, board.launch);
+        EXPECT_EQ(told.second.launch, board.launch);
+        const size_t count = std::min<size_t>(8, of_expert.size() - begin);
+        EXPECT_EQ(told.first.value & 0xfff, static_cast<uint32_t>(expert) | (count - 1) << 9);
+        const uint64_t named = told.first.value >> 12 | uint64_t{told.second.value} << 18;
+        for (size_t i = 0; i < count; ++i) {
+          const size_t pair = of_expert[begin + i], row = first_row + tile * 8 + i;
+          EXPECT_EQ(named >> (6 * i) & 63, pair / kChosen);
+          EXPECT_EQ(pair_of[pair], static_cast<int32_t>(row));
+          EXPECT_EQ(pair_weight[row], weights[pair]);
+        }
+      }
+    }
+    EXPECT_EQ(board.num_tiles.launch, board.launch);
+    EXPECT_EQ(board.num_tiles.value, tile);
+  }
+
   Layer layer_{};
   TestMatrix gate_;
   TiledMatrix tiles_;
@@ -156,13 +198,26 @@ class RouteDirectCudaTest : public CudaTest {
   device::Buffer plan_board_;
 };
 
-TEST_F(RouteDirectCudaTest, MatchesTheCpu) {
+TEST_F(RouteDecodeCudaTest, MatchesTheCpu) {
   // Three clusters, of seven and of three blocks of 64 columns a block; blocks apart, whose last
   // one has no expert for all of its places; one cluster.
   const Layer pro{7168, 384}, narrow{3072, 384}, apart{1024, 300}, cluster{1024, 50};
   for (const Layer& layer : Sweep<Layer>({pro, narrow, apart, cluster}, {narrow, apart})) {
     SetUpLayer(layer);
     for (const int64_t tokens : Sweep<int64_t>({1, 2, 7, 8, 9, 12}, {8, 12})) {
+      Check(tokens, false);
+      Check(tokens, true);
+    }
+  }
+}
+
+// A table of five tokens' experts makes tiles of eight, and tiles of those that are left.
+TEST_F(RouteDecodeCudaTest, OfMoreTokensMatchesTheCpu) {
+  const Layer pro{7168, 384}, flash{4096, 256}, narrow{1024, 128};
+  for (const Layer& layer : Sweep<Layer>({pro, flash, narrow}, {narrow})) {
+    SetUpLayer(layer);
+    for (const int64_t tokens : Sweep<int64_t>({13, 16, 17, 32, 33, 63, 64}, {16, 32, 64})) {
+      ASSERT_TRUE(RoutesAtOnce(tokens, false, layer.num_experts, layer.hidden));
       Check(tokens, false);
       Check(tokens, true);
     }
