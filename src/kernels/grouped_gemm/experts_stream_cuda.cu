@@ -51,7 +51,7 @@ struct Deal {
 // What a launch computes.
 struct Work {
   bool gate_up = false, down = false;     // which of the products
-  bool once = false;                      // an expert has one tile: its weights are read once
+  bool once = false;                      // most experts have one tile: weights are read once
   int64_t gate_up_rows = 0;               // of w1, and of w3
   int64_t down_rows = 0;                  // of w2
   int first_block = 0;                    // of t, of 128 columns: what gate_up begins with
@@ -715,7 +715,7 @@ void RunAlone(const CudaExpertParams& p, const Work& work, const ExpertRank& ran
 
 template <typename Progress>
 void Run(const CudaExpertParams& p, Work work, const ExpertRank& rank, device::Stream& stream) {
-  work.once = p.num_tokens <= ExpertTileRows(p.num_tokens);
+  work.once = p.num_tokens <= kWordTokens;
   work.shared_rows = SharedTileRows(p.num_tokens);
   work.shared_tiles = NumSharedTiles(p.shared_tokens(), p.num_tokens);
   work.max_tiles = static_cast<int>(MaxExpertTiles(p.num_tokens, p.num_experts, p.num_chosen));
