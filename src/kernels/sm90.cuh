@@ -314,9 +314,11 @@ __device__ __forceinline__ uint4 LoadTogether(const uint4* from) {
   return words;
 }
 
-// 16 bytes from device into shared memory, or 4, without waiting.
-__device__ __forceinline__ void CopyAhead16(uint32_t to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+// 16 bytes from device into shared memory, zeros where there is nothing, or 4, without waiting.
+__device__ __forceinline__ void CopyAhead(uint32_t to, const void* from, bool exists = true) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(exists ? 16 : 0)
+               : "memory");
 }
 __device__ __forceinline__ void CopyAhead4(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");

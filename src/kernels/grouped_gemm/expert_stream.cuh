@@ -387,7 +387,7 @@ class ExpertStream {
 #pragma unroll
         for (int b = 0; b < kFp4Blocks; ++b) {
           if (b >= blocks) break;
-          CopyAhead16(x + static_cast<uint32_t>(b * tokens * 128) + to[i], from[i] + b * step);
+          CopyAhead(x + static_cast<uint32_t>(b * tokens * 128) + to[i], from[i] + b * step);
         }
         from[i] += full * step;
       }

@@ -38,7 +38,8 @@ struct CudaExpertParams {
   float swiglu_limit = 0;  // 0: no clamp
   ExpertTiles routed, shared;
   Fp8Tiles x;  // [num_tokens, H]
-  // [MaxPairRows, H], written by moe_route; unused up to kDirectTokens, but for prefill
+  // [MaxPairRows, H], written by moe_route; unused up to kDirectTokens, but for prefill, and where
+  // the plan is as_words
   Fp8Tiles gathered;
   ExpertPlan plan;
   Fp8Tiles t;  // [MaxPairRows, I]; LaunchGateUp: from its first column on

@@ -721,7 +721,7 @@ void Run(const CudaExpertParams& p, Work work, const ExpertRank& rank, device::S
   work.max_tiles = static_cast<int>(MaxExpertTiles(p.num_tokens, p.num_experts, p.num_chosen));
   work.is_direct = p.num_tokens <= kDirectTokens;
   work.by_words = work.is_direct || p.plan.as_words;
-  CHECK_LE(p.num_tokens, p.plan.as_words ? kWordTokens : kLargeExpertTokens);
+  CHECK(!p.plan.as_words || p.num_tokens <= kWordTokens);
   const bool alone = AreExpertsAlone(p.num_tokens, p.hidden, p.intermediate);
   work.by_packets = alone && work.gate_up && work.down;
   CHECK(!work.by_packets || p.t_packets != nullptr);

@@ -48,12 +48,6 @@ struct LongShared {
 };
 inline constexpr size_t kLongSharedBytes = sizeof(LongShared) + 1024;
 
-// 16 bytes into shared memory, without waiting; zeros where there is nothing.
-__device__ __forceinline__ void CopyAhead(uint32_t to, const uint4* from, bool exists) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(exists ? 16 : 0)
-               : "memory");
-}
 // The thread's copies since the last call are a group.
 __device__ __forceinline__ void CloseCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
