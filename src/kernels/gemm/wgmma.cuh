@@ -37,6 +37,9 @@ enum class WgmmaType { kE4m3, kBf16 };
 #define FATHOM_WGMMA_D4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define FATHOM_WGMMA_D8(i) FATHOM_WGMMA_D4(i), FATHOM_WGMMA_D4((i) + 4)
 #define FATHOM_WGMMA_D16(i) FATHOM_WGMMA_D8(i), FATHOM_WGMMA_D8((i) + 8)
+#define FATHOM_WGMMA_D20(i) FATHOM_WGMMA_D16(i), FATHOM_WGMMA_D4((i) + 16)
+#define FATHOM_WGMMA_D24(i) FATHOM_WGMMA_D16(i), FATHOM_WGMMA_D8((i) + 16)
+#define FATHOM_WGMMA_D28(i) FATHOM_WGMMA_D20(i), FATHOM_WGMMA_D8((i) + 20)
 #define FATHOM_WGMMA_D32(i) FATHOM_WGMMA_D16(i), FATHOM_WGMMA_D16((i) + 16)
 #define FATHOM_WGMMA_D64(i) FATHOM_WGMMA_D32(i), FATHOM_WGMMA_D32((i) + 32)
 #define FATHOM_WGMMA_D128(i) FATHOM_WGMMA_D64(i), FATHOM_WGMMA_D64((i) + 64)
@@ -44,9 +47,10 @@ enum class WgmmaType { kE4m3, kBf16 };
 #define FATHOM_WGMMA_NAMES4 "%0, %1, %2, %3"
 #define FATHOM_WGMMA_NAMES8 FATHOM_WGMMA_NAMES4 ", %4, %5, %6, %7"
 #define FATHOM_WGMMA_NAMES16 FATHOM_WGMMA_NAMES8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define FATHOM_WGMMA_NAMES32 \
-  FATHOM_WGMMA_NAMES16       \
-  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define FATHOM_WGMMA_NAMES20 FATHOM_WGMMA_NAMES16 ", %16, %17, %18, %19"
+#define FATHOM_WGMMA_NAMES24 FATHOM_WGMMA_NAMES20 ", %20, %21, %22, %23"
+#define FATHOM_WGMMA_NAMES28 FATHOM_WGMMA_NAMES24 ", %24, %25, %26, %27"
+#define FATHOM_WGMMA_NAMES32 FATHOM_WGMMA_NAMES28 ", %28, %29, %30, %31"
 #define FATHOM_WGMMA_NAMES64                                                          \
   FATHOM_WGMMA_NAMES32                                                                \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
@@ -89,6 +93,9 @@ struct Wgmma;
 FATHOM_WGMMA_TYPES(8, 4, 4, 5, 6, 7, 8, 9)
 FATHOM_WGMMA_TYPES(16, 8, 8, 9, 10, 11, 12, 13)
 FATHOM_WGMMA_TYPES(32, 16, 16, 17, 18, 19, 20, 21)
+FATHOM_WGMMA(kE4m3, 40, 20, "k32.f32.e4m3.e4m3", "", "", 20, 21, 22, 23, 24, 25)
+FATHOM_WGMMA(kE4m3, 48, 24, "k32.f32.e4m3.e4m3", "", "", 24, 25, 26, 27, 28, 29)
+FATHOM_WGMMA(kE4m3, 56, 28, "k32.f32.e4m3.e4m3", "", "", 28, 29, 30, 31, 32, 33)
 FATHOM_WGMMA_TYPES(64, 32, 32, 33, 34, 35, 36, 37)
 FATHOM_WGMMA_TYPES(128, 64, 64, 65, 66, 67, 68, 69)
 #undef FATHOM_WGMMA_TYPES

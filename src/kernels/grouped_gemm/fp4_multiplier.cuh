@@ -262,33 +262,42 @@ class Fp4Multiplier {
   template <int kTokens>
   __device__ __forceinline__ void MultiplyTile(int index, const ExpertTile& tokens) {
     float d[kTokens / 2] = {};
-    const int num_steps = work_.num_steps();
-    for (int k = 0; k < num_steps - 1; ++k) {
-      AddStep<kTokens>(d);
-      Release();
+    int last = -1;
+    for (int left = work_.num_steps();; --left) {
+      AddStep<kTokens>(last, d);
+      if (left == 1) break;
+      last = stage_;
+      Advance();
     }
-    AddStep<kTokens>(d);
     const float low = Ue8m0Value(row_max_[0] & 255u) * 0x1p-6f;
     const float high = Ue8m0Value(row_max_[1] & 255u) * 0x1p-6f;
 #pragma unroll
     for (int j = 0; j < kTokens / 2; ++j) d[j] *= j % 4 < 2 ? low : high;
     work_.template Write<kTokens>(index, tokens, d, ring_.pair_weights[stage_]);
-    Release();
+    Release(stage_);
+    Advance();
   }
 
-  __device__ void Release() {
+  __device__ void Advance() {
+    if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;
+  }
+  __device__ void Release(int stage) {
     if constexpr (kCluster == 1) {
-      WarpHandBack(&ring_.empty[stage_]);
+      WarpHandBack(&ring_.empty[stage]);
     } else {
       __syncwarp();
       if (lane() < kCluster * kWarpArrivals) {
         FinishLoads();
         const auto block = static_cast<uint32_t>(lane() % kCluster);
-        ReleaseAt(&ring_.empty[stage_], block);
-        if (kWarpArrivals > 1) ReleaseAt(&ring_.empty[stage_], block ^ 1);
+        ReleaseAt(&ring_.empty[stage], block);
+        if (kWarpArrivals > 1) ReleaseAt(&ring_.empty[stage], block ^ 1);
       }
     }
-    if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;
+  }
+
+  __device__ static uint32_t InRegister(uint32_t value) {
+    asm volatile("" : "+r"(value));
+    return value;
   }
 
   // The row tiles that rows g and g + 8 of this thread's are of, and the rows in them.
@@ -314,7 +323,7 @@ class Fp4Multiplier {
       if constexpr (kPairs) {
         const auto* high = reinterpret_cast<const uint4*>(ring_.weights[stage_][HighTile()]);
         const uint4 other = high[c * 128 + Fragment()];
-        const bool second = threadIdx.x / 32 % 2 != 0;
+        const bool second = odd_warp_ != 0;
         words[0][2 * c] = second ? chunk.y : chunk.x;
         words[0][2 * c + 1] = second ? chunk.w : chunk.z;
         words[1][2 * c] = second ? other.y : other.x;
@@ -345,25 +354,32 @@ class Fp4Multiplier {
     }
   }
 
-  // One column block; up to 64 tokens at a time, the next of them multiplied while these are added.
+  // One column block, a chunk of the tokens at a time, the next one multiplied while this is added.
+  // last: the stage of the block before, if any, handed back here, while products are under way.
   template <int kTokens>
-  __device__ __forceinline__ void AddStep(float (&d)[kTokens / 2]) {
+  __device__ __forceinline__ void AddStep(int last, float (&d)[kTokens / 2]) {
     BarrierWait(&ring_.full[stage_], parity_);
     uint32_t a[4][4];
     Expand(a);
     __syncwarp();
-    float even[kChunk<kTokens, 0> / 2], odd[kChunk<kTokens, 0> / 2];
+    float even[kChunk<kTokens> / 2], odd[kChunk<kTokens> / 2];
+    float2 scales[kChunk<kTokens> / 8];
+    LoadScales<0>(scales);
     Start<kTokens, 0>(a, even);
-    AddChunks<kTokens, 0>(a, even, odd, d);
+    if (last >= 0) Release(last);
+    AddChunks<kTokens, 0>(a, even, odd, scales, d);
   }
 
-  // Tokens of the chunk that begins with token kAt.
-  template <int kTokens, int kAt>
-  static constexpr int kChunk = kTokens - kAt < 64 ? kTokens - kAt : 64;
+  // Tokens of a chunk. All are alike: of others ptxas finds no registers for the products of two
+  // and waits for each instruction's before it starts the next one (its note C7511).
+  template <int kTokens>
+  static constexpr int kChunk = kTokens <= 64    ? kTokens
+                                : kTokens <= 128 ? kTokens / 2
+                                                 : kTokens / 4;
 
   template <int kTokens, int kAt, int kSize>
   __device__ __forceinline__ void Start(const uint32_t (&a)[4][4], float (&product)[kSize]) {
-    constexpr int kN = kChunk<kTokens, kAt>;
+    constexpr int kN = kChunk<kTokens>;
     const uint64_t x = SmemDescriptor(SharedAddress(ring_.x[stage_] + kAt * 128));
     WgmmaFence();
 #pragma unroll
@@ -373,16 +389,26 @@ class Fp4Multiplier {
     WgmmaCommit();
   }
 
-  template <int kTokens, int kAt, int kSize>
-  __device__ __forceinline__ void AddChunks(const uint32_t (&a)[4][4], float (&product)[kSize],
-                                            float (&other)[kSize], float (&d)[kTokens / 2]) {
-    constexpr int kNext = kAt + kChunk<kTokens, kAt>, kEights = kChunk<kTokens, kAt> / 8;
-    if constexpr (kNext < kTokens) Start<kTokens, kNext>(a, other);
-    // Read before the products are waited for.
-    float2 scales[kEights];
+  // Of this thread's columns of a chunk.
+  template <int kAt, int kEights>
+  __device__ __forceinline__ void LoadScales(float2 (&scales)[kEights]) const {
     const float* from = ring_.x_scales[stage_] + kAt + lane() % 4 * 2;
 #pragma unroll
     for (int j = 0; j < kEights; ++j) scales[j] = *reinterpret_cast<const float2*>(from + j * 8);
+  }
+
+  template <int kTokens, int kAt, int kSize>
+  __device__ __forceinline__ void AddChunks(const uint32_t (&a)[4][4], float (&product)[kSize],
+                                            float (&other)[kSize],
+                                            const float2 (&scales)[kSize / 4],
+                                            float (&d)[kTokens / 2]) {
+    constexpr int kNext = kAt + kChunk<kTokens>, kEights = kChunk<kTokens> / 8;
+    // A chunk ahead: loads take long beside products.
+    float2 ahead[kEights];
+    if constexpr (kNext < kTokens) {
+      Start<kTokens, kNext>(a, other);
+      LoadScales<kNext>(ahead);
+    }
     constexpr int kPending = kNext < kTokens ? 1 : 0;
     WgmmaWait<kPending>();
     ReadyRegisters(product);
@@ -394,7 +420,7 @@ class Fp4Multiplier {
       sums[2] += product[4 * j + 2] * scales[j].x;
       sums[3] += product[4 * j + 3] * scales[j].y;
     }
-    if constexpr (kNext < kTokens) AddChunks<kTokens, kNext>(a, other, product, d);
+    if constexpr (kNext < kTokens) AddChunks<kTokens, kNext>(a, other, product, ahead, d);
   }
 
   Ring& ring_;
@@ -402,6 +428,9 @@ class Fp4Multiplier {
   const int first_, stride_;
   int stage_ = 0;
   uint32_t parity_ = 0;
+  // In a register: from threadIdx, which takes long to read, the compiler would make it at every
+  // use.
+  const uint32_t odd_warp_ = InRegister(threadIdx.x / 32 % 2);
   uint32_t row_max_[2] = {};  // the largest scales of rows g and g + 8, in all four bytes
 };
 
