@@ -131,6 +131,11 @@ __device__ inline void BulkCopy(void* shared, const void* global, uint32_t bytes
   BulkCopyTo(SharedAddress(shared), global, bytes, barrier);
 }
 
+// Brings memory into the L2 cache; both multiples of 16.
+__device__ inline void PrefetchBulk(const void* global, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
 // What is read once a step: it leaves the L2 cache before what is read again.
 __device__ inline uint64_t EvictFirst() {
   uint64_t policy;

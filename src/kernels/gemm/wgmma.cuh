@@ -42,7 +42,6 @@ enum class WgmmaType { kE4m3, kBf16 };
 #define FATHOM_WGMMA_D28(i) FATHOM_WGMMA_D20(i), FATHOM_WGMMA_D8((i) + 20)
 #define FATHOM_WGMMA_D32(i) FATHOM_WGMMA_D16(i), FATHOM_WGMMA_D16((i) + 16)
 #define FATHOM_WGMMA_D64(i) FATHOM_WGMMA_D32(i), FATHOM_WGMMA_D32((i) + 32)
-#define FATHOM_WGMMA_D128(i) FATHOM_WGMMA_D64(i), FATHOM_WGMMA_D64((i) + 64)
 // … and their names in the instruction.
 #define FATHOM_WGMMA_NAMES4 "%0, %1, %2, %3"
 #define FATHOM_WGMMA_NAMES8 FATHOM_WGMMA_NAMES4 ", %4, %5, %6, %7"
@@ -55,13 +54,6 @@ enum class WgmmaType { kE4m3, kBf16 };
   FATHOM_WGMMA_NAMES32                                                                \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
   " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define FATHOM_WGMMA_NAMES128                                                      \
-  FATHOM_WGMMA_NAMES64                                                             \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78"    \
-  ", %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93"    \
-  ", %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107" \
-  ", %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120" \
-  ", %121, %122, %123, %124, %125, %126, %127"
 
 template <WgmmaType kType, int kN>
 struct Wgmma;

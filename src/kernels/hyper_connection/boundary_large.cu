@@ -156,9 +156,7 @@ class PostMix {
     if (member() % kMaxBoundaryPairs < p_.output.num_chosen) PrefetchRow(p_.output.y, pair_);
   }
   __device__ void PrefetchRow(const __nv_bfloat16* rows, int64_t row) const {
-    asm volatile(
-        "cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows + row * hidden_ + column0_),
-        "r"(chunks_ * kChunk * 2));
+    PrefetchBulk(rows + row * hidden_ + column0_, static_cast<uint32_t>(chunks_ * kChunk * 2));
   }
 
   __device__ __nv_bfloat16* Streams(int i, int column) const {

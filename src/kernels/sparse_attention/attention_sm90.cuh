@@ -1,7 +1,13 @@
-// Attention of up to 64 heads of one token over a range of its key tiles, by one block: a
-// producer warpgroup widens keys into two tiles in shared memory; two consumer warpgroups score one
-// of them each (heads are the rows of wgmma), then each adds both tiles' values to its half of the
-// 512 output columns, which stay in registers. Device code only.
+// Attention of up to 64 heads of a token over a range of its key tiles. A block takes such items
+// one after another, and its warps are at what comes next while others are still at what was. Who
+// does what:
+//   warpgroup 0    loads an item's queries; scores a tile (heads are the rows of wgmma), keeps the
+//                  heads' maxima and sums, and puts probabilities into shared memory;
+//   warpgroups 1, 2  add the tile's values to one half each of the 512 output columns, which stay
+//                  in registers, and write these at the item's end;
+//   warpgroup 3    deals the items out and widens their keys into two tiles in shared memory, in
+//                  turn (key_tile.cuh).
+// Device code only.
 #pragma once
 
 #include "kernels/gemm/wgmma.cuh"
@@ -11,205 +17,334 @@
 
 namespace fathom::kernels {
 
-inline constexpr int kConsumers = 256;
-inline constexpr int kAttentionThreads = kConsumers + kProducerThreads;
+inline constexpr int kScorers = 128, kAdders = 256;
+inline constexpr int kAttentionThreads = kScorers + kAdders + kProducerThreads;
 inline constexpr int kProbabilityBytes = kHeadTile * 128;
-inline constexpr int kConsumerBarrier = 1;  // named
+// Named barriers, of a warpgroup each: of the adders' the first.
+inline constexpr int kScorerBarrier = 1, kAdderBarrier = 2;
+
+// Of a head behind an item's last tile.
+struct HeadSum {
+  float max, sum;  // log2 units; without the sink
+  float inverse;   // of the sum with the sink
+};
 
 // Dynamic shared memory, from a multiple of 1024.
 struct AttentionShared {
-  uint8_t q[8 * kColumnBlockBytes];  // [64 heads, 512] like a key tile; the output at the end
-  uint8_t keys[2][kKeyTileBytes];
-  uint8_t p[2][kProbabilityBytes];
-  KeyProducer::Shared producer;
-  float max[kHeadTile];         // running, in log2 units
-  float rescale[2][kHeadTile];  // of the sums before the tile
-  float sum[2][kHeadTile];
-  float sink[kHeadTile];
-  float2 angles[kRopeDim / 2];
-  uint64_t full[2], empty[2], ready[2];  // keys widened; tile free; probabilities written
-  uint64_t scored[2][4];                 // the tile's maxima are known, of each warp's rows
+  uint8_t q[8 * kColumnBlockBytes];        // [64 heads, 512] like a key tile
+  uint8_t keys[kKeyTiles][kKeyTileBytes];  // an item's last one becomes the output
+  uint8_t p[kKeyTiles][kProbabilityBytes];
+  LocatedKeys located;
+  float rescale[kKeyTiles][kHeadTile];  // of the sums before the tile
+  HeadSum sums[2][kHeadTile];           // of items in turn
+  AttentionItems items;
+  // Keys widened; tile free; probabilities written.
+  uint64_t full[kKeyTiles], empty[kKeyTiles], ready[kKeyTiles];
+
+  // By one thread.
+  __device__ void Init() {
+    items.Init();
+    located.Init();
+    for (int i = 0; i < kKeyTiles; ++i) {
+      BarrierInit(&full[i], kProducerThreads / 32 * kWarpArrivals);
+      BarrierInit(&empty[i], kAdders / 32 * kWarpArrivals);
+      BarrierInit(&ready[i], kScorers);
+    }
+    BarrierInitFence();
+  }
 };
 inline constexpr size_t kAttentionSharedBytes = sizeof(AttentionShared) + 1024;
 
-// The consumers' part: 8 warps, 8 head rows each, into shared memory; all loads first.
-__device__ inline void LoadQueries(const CudaSparseAttentionParams& p, int token, int first_head,
-                                   AttentionShared& shared) {
-  constexpr int kRows = kHeadTile / 8;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const auto* angles = reinterpret_cast<const float2*>(p.angles + int64_t{token} * kRopeDim);
-  // Lane l has the pairs of columns 64 n + 2 l: all lanes have one that is rotated.
-  uint32_t rows[kRows][1][8];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const int head = first_head + r * 8 + warp;
-    const auto* in =
-        reinterpret_cast<const uint32_t*>(p.q + (int64_t{token} * p.num_heads + head) * kHeadDim);
-#pragma unroll
-    for (int n = 0; n < 8; ++n) rows[r][0][n] = head < p.num_heads ? __ldg(in + 32 * n + lane) : 0;
-  }
-  const float2 angle = angles[lane];
-  if (threadIdx.x < kRopeDim / 2) shared.angles[threadIdx.x] = angles[threadIdx.x];
-  if (threadIdx.x < kHeadTile) {
-    const int head = first_head + threadIdx.x;
-    shared.sink[threadIdx.x] = head < p.num_heads ? p.sink[head] : 0;
-  }
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    NormHead(rows[r], p.norm_eps);
-    rows[r][0][7] = RotateBf16(rows[r][0][7], angle);
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const uint32_t offset = ChunkOffset(r * 8 + warp, 8 * n + lane / 4) + lane % 4 * 4;
-      *reinterpret_cast<uint32_t*>(shared.q + offset) = rows[r][0][n];
-    }
-  }
-  FenceSharedForWgmma();
-  NamedBarrier(kConsumerBarrier, kConsumers);
-}
-
-// One consumer warpgroup's sums over the tiles. A thread holds rows `row` and `row + 8`.
-class AttentionConsumer {
+// Warpgroup 0. A thread scores rows (heads) `row_` and `row_ + 8`.
+class AttentionScorer {
  public:
-  __device__ AttentionConsumer(AttentionShared& shared, int num_keys)
-      : s_(shared), num_keys_(num_keys) {
-    const int thread = threadIdx.x % 128, lane = thread % 32;
-    group_ = threadIdx.x / 128;
-    row_ = thread / 32 * 16 + lane / 4;
-    quad_ = lane % 4;
-#pragma unroll
-    for (float& o : o_) o = 0;
+  __device__ AttentionScorer(const CudaSparseAttentionParams& p, AttentionShared& shared)
+      : p_(p), s_(shared) {
+    row_ = warp() * 16 + lane() / 4;
+    quad_ = lane() % 4;
   }
 
-  // The block's tile i holds keys from `first_key + 64 i`.
-  __device__ void Run(int num_tiles, int first_key) {
-    for (int i = 0; i < num_tiles; i += 2) {
-      const int own = i + group_;
-      float tile_sum[2] = {0, 0};
-      if (own < num_tiles) Scores(own, first_key + own * kKeyTile, tile_sum);
+  __device__ void Run() {
+    AttentionItems::Place place;
+    const AttentionItem* item = &s_.items.Await(place);
+    FetchQueries(*item);
+    for (int i = 0; item->num_tiles != 0; ++i) {
+      PlaceQueries(*item);
+      const AttentionItem* next = item;
+      int num_keys = item->num_keys;
 #pragma unroll 1
-      for (int tile = i; tile < min(i + 2, num_tiles); ++tile) {
-        BarrierWait(s_.ready + tile % 2, tile / 2 % 2);
-        AddValues(tile);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) sum_[r] += tile == own ? tile_sum[r] : 0;
+      for (int left = item->num_tiles; left > 0; --left, num_keys -= kKeyTile, tile_.Next()) {
+        float d[32];
+        Scores(d, num_keys);
+        if (left == 1) {
+          next = &s_.items.Await(place);
+          NamedBarrier(kScorerBarrier, kScorers);  // all have multiplied the queries
+          FetchQueries(*next);
+        }
+        Probabilities(d);
+        if (left == 1) Finish(s_.sums[i % 2]);
+        FenceSharedForWgmma();
+        BarrierArrive(s_.ready + tile_.index);
       }
+      item = next;
     }
-    ShareSums();
   }
-
-  // After Run: row r's maximum and sum, and the thread's values.
-  __device__ float max(int r) const { return s_.max[row_ + 8 * r]; }
-  __device__ float sum(int r) const { return s_.sum[0][row_ + 8 * r] + s_.sum[1][row_ + 8 * r]; }
-  __device__ int row(int r) const { return row_ + 8 * r; }
-  // Pair j of 32: columns column(j) and + 1.
-  __device__ int column(int j) const { return group_ * 256 + 8 * j + 2 * quad_; }
-  __device__ float2 value(int r, int j) const { return {o_[4 * j + 2 * r], o_[4 * j + 2 * r + 1]}; }
-  static constexpr int kPairs = 32;
-  static constexpr int kPlainPairs = 24;  // of these no column is rotated, of the others some
 
  private:
   static constexpr float kScale = 0.044194173824159216f;  // 512^-0.5
 
-  __device__ void Scores(int i, int first_key, float (&tile_sum)[2]) {
-    float d[32];
-    BarrierWait(s_.full + i % 2, i / 2 % 2);
-    const uint32_t q = SharedAddress(s_.q), keys = SharedAddress(s_.keys[i % 2]);
+  __device__ static int warp() { return static_cast<int>(threadIdx.x) / 32; }
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+
+  // 16 heads a warp, as they are, into their places.
+  __device__ void FetchQueries(const AttentionItem& item) const {
+    if (item.num_tiles == 0) return;
+    constexpr int kChunks = kHeadDim / 8;
+    const int first = item.first_head + warp() * 16, heads = p_.num_heads - first;
+    const auto* q = reinterpret_cast<const uint4*>(p_.q);
+    const auto* from = q + (int64_t{item.token} * p_.num_heads + first) * kChunks + lane();
+    const uint32_t to = SharedAddress(s_.q);
+#pragma unroll 4
+    for (int i = 0; i < 16 * kChunks / 32; ++i) {
+      const int row = i / 2, chunk = i % 2 * 32 + lane();
+      CopyAhead(to + ChunkOffset(warp() * 16 + row, chunk), row < heads ? from + i * 32 : q,
+                row < heads);
+    }
+  }
+  // Norms and rotates them there. Eight lanes a head, in every other row, so that they do not meet
+  // in a bank: lane l of them has the pairs of columns 64 n + 2 l + 16 r, so all have some that are
+  // rotated.
+  __device__ void PlaceQueries(const AttentionItem& item) {
+    constexpr int kRuns = 4;
+    float2 angles[kRuns];
+#pragma unroll
+    for (int r = 0; r < kRuns; ++r) angles[r] = item.angles[lane() % 8 + 8 * r];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int head = item.first_head + row_ + 8 * r;
+      sink_[r] = head < p_.num_heads ? p_.sink[head] : 0;
+      max_[r] = -__builtin_huge_valf();
+      sum_[r] = 0;
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < 4; ++i) {
+      const int row = warp() * 16 + i / 2 * 8 + i % 2 + lane() / 8 * 2;
+      const uint32_t at = ChunkOffset(row, lane() % 8 / 4) + lane() % 4 * 4;
+      const auto pair = [&](int r, int n) {
+        return reinterpret_cast<uint32_t*>(s_.q + (at ^ r * 32) + n * kColumnBlockBytes);
+      };
+      uint32_t rows[kRuns][8];
+#pragma unroll
+      for (int j = 0; j < kRuns * 8; ++j) rows[j / 8][j % 8] = *pair(j / 8, j % 8);
+      NormHead(rows, p_.norm_eps);
+#pragma unroll
+      for (int r = 0; r < kRuns; ++r) rows[r][7] = RotateBf16(rows[r][7], angles[r]);
+#pragma unroll
+      for (int j = 0; j < kRuns * 8; ++j) *pair(j / 8, j % 8) = rows[j / 8][j % 8];
+    }
+    FenceSharedForWgmma();
+    NamedBarrier(kScorerBarrier, kScorers);
+  }
+
+  // Past the last of `num_keys` they become nothing.
+  __device__ __forceinline__ void Scores(float (&d)[32], int num_keys) {
+    BarrierWait(s_.full + tile_.index, tile_.parity);
+    FenceSharedForWgmma();  // for who widened the keys, and for who adds their values
+    const uint64_t q = SmemDescriptor(SharedAddress(s_.q));
+    const uint64_t keys = SmemDescriptor(SharedAddress(s_.keys[tile_.index]));
     WgmmaFence();
 #pragma unroll
     for (int k = 0; k < kHeadDim / 16; ++k) {
-      const uint32_t offset = k / 4 * kColumnBlockBytes + k % 4 * 32;
-      Wgmma<WgmmaType::kBf16, 64>::FromSmem(d, SmemDescriptor(q + offset),
-                                            SmemDescriptor(keys + offset), k != 0);
+      const uint64_t offset = (k / 4 * kColumnBlockBytes + k % 4 * 32) / 16;
+      Wgmma<WgmmaType::kBf16, 64>::FromSmem(d, q + offset, keys + offset, k != 0);
     }
     WgmmaCommit();
     WgmmaWait<0>();
-    const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
-    if (i > 0) BarrierWait(&s_.scored[(i - 1) % 2][warp], (i - 1) / 2 % 2);
-    float max[2];
+    if (num_keys >= kKeyTile) return;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) max[r] = Maximum(d, r, i, first_key);
-    WarpArrive(&s_.scored[i % 2][warp]);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) tile_sum[r] = Probabilities(d, r, i, max[r]);
-    FenceSharedForWgmma();
-    BarrierArrive(s_.ready + i % 2);
+    for (int j = 0; j < 32; ++j) {
+      if (j / 4 * 8 + 2 * quad_ + j % 2 >= num_keys) d[j] = -__builtin_huge_valf();
+    }
   }
 
-  // Row r's with this tile; scores past the last key become nothing.
-  __device__ float Maximum(float (&d)[32], int r, int i, int first_key) {
-    const int row = row_ + 8 * r;
-    float tile_max = -__builtin_huge_valf();
+  // Into shared memory, and what their maxima make of the sums before.
+  __device__ __forceinline__ void Probabilities(const float (&d)[32]) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
+    for (int r = 0; r < 2; ++r) {
+      const int row = row_ + 8 * r;
+      float tile_max = d[2 * r];
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& x = d[4 * j + 2 * r + e];
-        if (first_key + 8 * j + 2 * quad_ + e >= num_keys_) x = -__builtin_huge_valf();
-        tile_max = fmaxf(tile_max, x);
+      for (int j = 0; j < 8; ++j) {
+        tile_max = fmaxf(tile_max, fmaxf(d[4 * j + 2 * r], d[4 * j + 2 * r + 1]));
       }
+      const float max = fmaxf(max_[r], WarpMax<4>(tile_max) * (kScale * kLog2E));
+      const float rescale = exp2f(max_[r] - max);
+      if (quad_ == 0) s_.rescale[tile_.index][row] = rescale;
+      const uint32_t p = SharedAddress(s_.p[tile_.index]) + row * 128 + row % 8 * 16 + quad_ * 4;
+      float sum = 0;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float a = exp2f(fmaf(d[4 * j + 2 * r], kScale * kLog2E, -max));
+        const float b = exp2f(fmaf(d[4 * j + 2 * r + 1], kScale * kLog2E, -max));
+        sum += a + b;
+        // As ChunkOffset: chunks of eight columns.
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(p ^ j * 16), "r"(PackBf16(a, b)) : "memory");
+      }
+      max_[r] = max;
+      sum_[r] = fmaf(sum_[r], rescale, sum);
     }
-    tile_max = WarpMax<4>(tile_max) * (kScale * kLog2E);
-    const float old_max = i == 0 ? -__builtin_huge_valf() : s_.max[row];
-    const float max = fmaxf(old_max, tile_max);
-    __syncwarp();  // the quad has read the old maximum
-    if (quad_ == 0) {
-      s_.max[row] = max;
-      s_.rescale[i % 2][row] = exp2f(old_max - max);
-    }
-    return max;
   }
 
-  // Row r's probabilities into shared memory; returns the thread's part of their sum.
-  __device__ float Probabilities(const float (&d)[32], int r, int i, float max) {
-    const int row = row_ + 8 * r;
-    float sum = 0;
-    const uint32_t p = SharedAddress(s_.p[i % 2]) + row * 128 + quad_ * 4;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float a = exp2f(fmaf(d[4 * j + 2 * r], kScale * kLog2E, -max));
-      const float b = exp2f(fmaf(d[4 * j + 2 * r + 1], kScale * kLog2E, -max));
-      sum += a + b;
-      asm volatile("st.shared.b32 [%0], %1;" ::"r"(p + (j ^ (row % 8)) * 16), "r"(PackBf16(a, b))
-                   : "memory");
-    }
-    return sum;
-  }
-
-  __device__ void AddValues(int i) {
-    const float scale[2] = {s_.rescale[i % 2][row_], s_.rescale[i % 2][row_ + 8]};
-    sum_[0] *= scale[0], sum_[1] *= scale[1];
-    if (__any_sync(0xffffffffu, scale[0] != 1.0f || scale[1] != 1.0f)) {
-#pragma unroll
-      for (int j = 0; j < 128; ++j) o_[j] *= scale[j / 2 % 2];
-    }
-    const uint32_t p = SharedAddress(s_.p[i % 2]);
-    const uint32_t values = SharedAddress(s_.keys[i % 2]) + group_ * 4 * kColumnBlockBytes;
-    WgmmaFence();
-#pragma unroll
-    for (int k = 0; k < kKeyTile / 16; ++k) {
-      WgmmaValues(o_, SmemDescriptor(p + k * 32),
-                  TransposedDescriptor(values + k * 2048, kColumnBlockBytes));
-    }
-    WgmmaCommit();
-    WgmmaWait<0>();
-    WarpArrive(s_.empty + i % 2);
-  }
-
-  __device__ void ShareSums() {
+  __device__ void Finish(HeadSum (&sums)[kHeadTile]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = WarpSum<4>(sum_[r]);
-      if (quad_ == 0) s_.sum[group_][row_ + 8 * r] = sum;
+      if (quad_ != 0) continue;
+      sums[row_ + 8 * r] = {max_[r], sum, 1.0f / (sum + SinkWeight(sink_[r], max_[r]))};
     }
-    NamedBarrier(kConsumerBarrier, kConsumers);
   }
 
+  const CudaSparseAttentionParams& p_;
   AttentionShared& s_;
-  int num_keys_;
+  int row_, quad_;
+  RingPlace<kKeyTiles> tile_;
+  float max_[2], sum_[2], sink_[2];  // of the thread's rows; sum_: of its columns
+};
+
+// Warpgroups 1 and 2. A thread holds rows `row_` and `row_ + 8`.
+class ValueAdder {
+ public:
+  __device__ ValueAdder(const CudaSparseAttentionParams& p, const AttentionParts& parts,
+                        bool writes_parts, AttentionShared& shared)
+      : p_(p), parts_(parts), writes_parts_(writes_parts), s_(shared) {
+    const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
+    group_ = (static_cast<int>(threadIdx.x) - kScorers) / 128;
+    row_ = thread / 32 * 16 + lane / 4;
+    quad_ = lane % 4;
+  }
+
+  __device__ void Run() {
+    AttentionItems::Place place;
+    RingPlace<kKeyTiles> tile;
+    for (int i = 0;; ++i) {
+      const AttentionItem& item = s_.items.Await(place);
+      const int num_tiles = item.num_tiles;
+      if (num_tiles == 0) return;
+#pragma unroll
+      for (int j = 0; j < 128; ++j) o_[j / 64][j % 64] = 0;
+      int last = 0;
+#pragma unroll 1
+      for (int left = num_tiles; left > 0; --left, tile.Next()) {
+        AddValues(tile);
+        last = tile.index;
+        if (left > 1) WarpArrive(s_.empty + last);
+      }
+      if (writes_parts_) {
+        WriteParts(item, s_.sums[i % 2]);
+      } else {
+        WriteOutput(item, s_.sums[i % 2], s_.keys[last]);
+      }
+      WarpArrive(s_.empty + last);
+    }
+  }
+
+ private:
+  static constexpr int kPairs = 32;       // pair j: columns Column(j) and + 1
+  static constexpr int kPlainPairs = 24;  // of these no column is rotated, of the others some
+  static constexpr int kColumns = kHeadDim / 2;
+
+  __device__ int Column(int j) const { return group_ * kColumns + 8 * j + 2 * quad_; }
+  __device__ float2 Value(int r, int j) const {
+    const float* const two = o_[j / 16] + j % 16 * 4 + 2 * r;
+    return {two[0], two[1]};
+  }
+
+  __device__ __forceinline__ void AddValues(const RingPlace<kKeyTiles>& tile) {
+    BarrierWait(s_.ready + tile.index, tile.parity);
+    const float* const rescale = s_.rescale[tile.index] + row_;
+    const float scale[2] = {rescale[0], rescale[8]};
+    if (__any_sync(0xffffffffu, scale[0] != 1.0f || scale[1] != 1.0f)) {
+#pragma unroll
+      for (int j = 0; j < 128; ++j) o_[j / 64][j % 64] *= scale[j / 2 % 2];
+    }
+    const uint64_t p = SmemDescriptor(SharedAddress(s_.p[tile.index]));
+    const uint64_t values = TransposedDescriptor(
+        SharedAddress(s_.keys[tile.index]) + group_ * 4 * kColumnBlockBytes, kColumnBlockBytes);
+    WgmmaFence();
+#pragma unroll
+    for (int k = 0; k < kKeyTile / 16; ++k) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        WgmmaValues(o_[half], p + k * 32 / 16,
+                    values + (half * 2 * kColumnBlockBytes + k * 2048) / 16);
+      }
+    }
+    WgmmaCommit();
+    WgmmaWait<0>();
+  }
+
+  // Finished rows go through shared memory, so that whole 128-byte rows of tiles are written: where
+  // the warpgroup's values were.
+  __device__ void WriteOutput(const AttentionItem& item, const HeadSum* sums, uint8_t* shared) {
+    const bool rotates = Column(kPlainPairs) >= kNumFp8;
+    NamedBarrier(kAdderBarrier + group_, 128);  // all have multiplied these
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = row_ + 8 * r;
+      const float inverse = sums[row].inverse;
+      const auto column = static_cast<uint32_t>(Column(0));
+      const uint32_t to = SharedAddress(shared) + ChunkOffset(row, column / 8) + column % 8 * 2;
+#pragma unroll
+      for (int j = 0; j < kPairs; ++j) {
+        const float2 o = Value(r, j), out{o.x * inverse, o.y * inverse};
+        const uint32_t pair = j >= kPlainPairs && rotates ? FinishPair(out, Column(j), item.angles)
+                                                          : PackBf16(out.x, out.y);
+        // As ChunkOffset: chunks of eight columns.
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"((to ^ j % 8 * 16) + j / 8 * kColumnBlockBytes),
+                     "r"(pair)
+                     : "memory");
+      }
+    }
+    NamedBarrier(kAdderBarrier + group_, 128);
+    constexpr int kRows = 128 * 8 / kColumns;  // a thread for each chunk
+    const int heads = min(kHeadTile, p_.num_heads - item.first_head);
+    const int first = static_cast<int>(threadIdx.x) % 128 / (kColumns / 8);
+    const int chunk = group_ * (kColumns / 8) + static_cast<int>(threadIdx.x) % (kColumns / 8);
+    auto* to = reinterpret_cast<uint8_t*>(p_.out.values) +
+               Bf16TileOffset(item.token, int64_t{item.first_head + first} * kHeadDim + chunk * 8,
+                              p_.out.row_groups);
+    const int64_t stride = Bf16TileOffset(0, kRows * kHeadDim, p_.out.row_groups);
+#pragma unroll 4
+    for (int row = first; row < heads; row += kRows, to += stride) {
+      *reinterpret_cast<uint4*>(to) =
+          *reinterpret_cast<const uint4*>(shared + ChunkOffset(row, chunk));
+    }
+  }
+
+  __device__ void WriteParts(const AttentionItem& item, const HeadSum* sums) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = row_ + 8 * r, head = item.first_head + row;
+      if (head >= p_.num_heads) continue;
+      const int64_t part =
+          (int64_t{item.token} * p_.num_heads + head) * parts_.max_splits + item.split;
+      float* const to = parts_.sums + part * kHeadDim + Column(0);
+#pragma unroll
+      for (int j = 0; j < kPairs; ++j) {
+        *reinterpret_cast<float2*>(to + 8 * j) = Value(r, j);
+      }
+      if (Column(0) == 0) parts_.scales[part] = {sums[row].max, sums[row].sum};
+    }
+  }
+
+  const CudaSparseAttentionParams& p_;
+  const AttentionParts& parts_;
+  const bool writes_parts_;
+  AttentionShared& s_;
   int group_, row_, quad_;
-  float sum_[2] = {0, 0};
-  float o_[128];
+  float o_[2][64];  // of 128 columns each, whose products are separate instructions
 };
 
 }  // namespace fathom::kernels

@@ -56,6 +56,24 @@ class KeyRow {
   // Widens into row `row` of the tile at the shared address `tile`.
   template <int kKeys = kKeyTile>
   __device__ void Place(uint32_t tile, uint32_t row, uint32_t lane) const {
+    PlaceEach<kKeys>(tile, row, lane, [](int /*chunk*/) {});
+  }
+  // Likewise, while `next`, which exists, is fetched in its place.
+  __device__ void PlaceAndFetch(uint32_t tile, uint32_t row, const KeyBytes& next, uint32_t lane) {
+    const uint2 next_scales = __ldg(reinterpret_cast<const uint2*>(next.scales));
+    const auto* data = reinterpret_cast<const uint4*>(next.data) + lane;
+    PlaceEach<kKeyTile>(tile, row, lane, [&](int n) { raw_[n] = __ldg(data + 4 * n); });
+    scales_ = next_scales;
+  }
+
+ private:
+  static constexpr int kFp8Chunks = 7;  // 16 codes each, then two of 8 BF16 values
+  static constexpr int kChunks = 9;
+
+  // then(n): behind chunk n.
+  template <int kKeys, typename Then>
+  __device__ __forceinline__ void PlaceEach(uint32_t tile, uint32_t row, uint32_t lane,
+                                            const Then& then) const {
     const uint32_t low_half = tile + ChunkOffset<kKeys>(row, 2 * lane);
     const uint32_t high_half = tile + ChunkOffset<kKeys>(row, 2 * lane + 1);
 #pragma unroll
@@ -65,14 +83,13 @@ class KeyRow {
       const uint2 c = WidenCodes(raw_[n].z, factor), d = WidenCodes(raw_[n].w, factor);
       StoreShared(low_half + n * (kKeys * 128), {a.x, a.y, b.x, b.y});
       StoreShared(high_half + n * (kKeys * 128), {c.x, c.y, d.x, d.y});
+      then(n);
     }
     StoreShared(tile + ChunkOffset<kKeys>(row, 56 + lane), raw_[7]);
+    then(7);
     StoreShared(tile + ChunkOffset<kKeys>(row, 60 + lane), raw_[8]);
+    then(8);
   }
-
- private:
-  static constexpr int kFp8Chunks = 7;  // 16 codes each, then two of 8 BF16 values
-  static constexpr int kChunks = 9;
 
   uint4 raw_[kChunks];
   uint2 scales_;

@@ -1,86 +1,181 @@
-// The producer warpgroup of attention: fetches tiles of 64 keys, two rows a thread, and puts them
-// into shared memory (key_rows.cuh). Device code only.
+// How tiles of 64 keys come into shared memory for attention_sm90.cuh: a warpgroup deals out the
+// block's items, looks up where their keys lie two tiles ahead, and fetches and widens them
+// (key_rows.cuh), 32 rows while the next ones are on their way into the same registers. Device code
+// only.
 #pragma once
 
+#include "kernels/gemm/ring_place.cuh"
 #include "kernels/sparse_attention/key_rows.cuh"
 
 namespace fathom::kernels {
 
 inline constexpr int kProducerThreads = 128;
-inline constexpr int kProducerBarrier = 3;  // named
+inline constexpr int kKeyTiles = 2;      // in shared memory
+inline constexpr int kTilesLocated = 4;  // more than the one at hand and the two behind it
+
+// Up to 64 heads of a token over some tiles of its keys. Uniform over the block.
+struct AttentionItem {
+  int token = 0, first_head = 0, split = 0;
+  int num_tiles = 0;            // 0: there are no more items
+  int num_keys = 0;             // from its first tile on
+  float2 angles[kRopeDim / 2];  // of the token
+};
+
+// A block's items in turn: more than there are tiles from the one whose output is written to the
+// one whose keys are looked up.
+struct AttentionItems {
+  static constexpr int kCount = 8;
+  using Place = RingPlace<kCount>;
+
+  AttentionItem items[kCount];
+  uint64_t full[kCount];
+
+  __device__ void Init() {
+    for (uint64_t& barrier : full) BarrierInit(&barrier, kWarpArrivals);
+  }
+  __device__ const AttentionItem& Await(Place& place) {
+    BarrierWait(&full[place.index], place.parity);
+    const AttentionItem& item = items[place.index];
+    place.Next();
+    return item;
+  }
+};
+
+// Where the keys of tiles lie; past the last tile keys without data.
+struct LocatedKeys {
+  KeyBytes keys[kTilesLocated][kKeyTile];
+  uint64_t full[kTilesLocated];
+
+  __device__ void Init() {
+    for (uint64_t& barrier : full) BarrierInit(&barrier, kKeyTile / 32 * kWarpArrivals);
+  }
+};
+
+// How all items of a step are made: of every token, 64 heads and split.
+struct AttentionShape {
+  int head_tiles = 0, max_splits = 0;
+};
 
 class KeyProducer {
  public:
-  struct Shared {
-    KeyBytes keys[2][kKeyTile];
-  };
-
-  // Tiles [first, end) of the token; `tiles` is the shared address of two tiles; thread < 128.
-  __device__ KeyProducer(const TokenKeys& keys, int first, int end, uint32_t tiles, Shared& shared,
-                         uint64_t* full, uint64_t* empty, uint32_t thread)
-      : keys_(keys),
-        first_(first),
-        num_tiles_(end - first),
+  // `tiles`: the shared address of kKeyTiles tiles.
+  __device__ KeyProducer(const CudaSparseAttentionParams& p, AttentionShape shape, uint32_t tiles,
+                         LocatedKeys& located, AttentionItems& items, uint64_t* full,
+                         uint64_t* empty)
+      : p_(p),
+        shape_(shape),
         tiles_(tiles),
-        shared_(shared),
+        located_(located),
+        items_(items),
         full_(full),
         empty_(empty),
-        thread_(thread) {}
+        keys_(p, 0) {}
 
-  // A row of the next tile is on its way while the other one is widened; none while the fence waits
-  // for what the thread has begun.
   __device__ void Run() {
-    const uint32_t row = thread_ / 4, lane = thread_ % 4;
-    const int first = Entry(0), second = Entry(1);
-    int next_entry = Entry(2), entry_after = Entry(3);
-    const int first_page = Page(0, first), second_page = Page(1, second);
-    Locate(0, first, first_page);
-    Locate(1, second, second_page);
-    NamedBarrier(kProducerBarrier, kProducerThreads);
-    rows_[0].Fetch(shared_.keys[0][row], lane);
-    rows_[1].Fetch(shared_.keys[0][row + 32], lane);
-    int next_page = Page(2, next_entry);
-    for (int i = 0; i < num_tiles_; ++i) {
-      NamedBarrier(kProducerBarrier, kProducerThreads);  // all have read where this tile's keys are
-      const KeyBytes* next = shared_.keys[(i + 1) % 2] + row;
-      Locate(i + 2, next_entry, next_page);
-      next_entry = entry_after;
-      next_page = Page(i + 3, next_entry);
-      entry_after = Entry(i + 4);
-      if (i >= 2) BarrierWait(empty_ + i % 2, (i / 2 - 1) % 2);
-      const uint32_t tile = tiles_ + i % 2 * kKeyTileBytes;
-      rows_[0].Place(tile, row, lane);
-      rows_[0].Fetch(next[0], lane);
-      rows_[1].Place(tile, row + 32, lane);
-      FenceSharedForWgmma();
-      BarrierArrive(full_ + i % 2);
-      rows_[1].Fetch(next[32], lane);
+    const uint32_t row = thread() / 4, lane = thread() % 4;
+    TakeItem();
+    for (int i = 0; i < 2; ++i) {
+      const int entry = Entry(i);
+      Put(i, entry, Page(i, entry));
+    }
+    KeyRow keys;
+    KeyBytes next = Located(0)[row];
+    bool more = next.data != nullptr;
+    keys.Fetch(next, lane);
+    for (int i = 0; more; ++i) {
+      const int entry = Entry(i), tile = i % kKeyTiles;
+      if (i >= kKeyTiles) BarrierWait(empty_ + tile, i / kKeyTiles % 2 ^ 1);
+      const uint32_t to = tiles_ + static_cast<uint32_t>(tile) * kKeyTileBytes;
+      next = located_.keys[i % kTilesLocated][row + 32];
+      keys.PlaceAndFetch(to, row, next, lane);
+      const int page = Page(i, entry);
+      const KeyBytes after = Located(i + 1)[row];
+      more = after.data != nullptr;
+      if (more) next = after;  // else once more the same, for nothing
+      keys.PlaceAndFetch(to, row + 32, next, lane);
+      // What is written are stores: who multiplies fences. A fence here would wait for the loads
+      // under way, too.
+      WarpArrive(full_ + tile);
+      Put(i + 2, entry, page);
     }
   }
 
  private:
-  // Of 64 threads a key each.
-  __device__ int Key(int tile) const { return (first_ + tile) * kKeyTile + thread_; }
-  __device__ bool HasKey(int tile) const { return thread_ < kKeyTile && tile < num_tiles_; }
-  __device__ int Entry(int tile) const { return HasKey(tile) ? keys_.Entry(Key(tile)) : 0; }
-  __device__ int Page(int tile, int entry) const {
-    return HasKey(tile) ? keys_.Page(Key(tile), entry) : 0;
+  __device__ static uint32_t thread() { return threadIdx.x % kProducerThreads; }
+
+  // The next item that there is, every gridDim.x-th of all; none when tile_ stays past end_.
+  __device__ void TakeItem() {
+    const int rows = p_.batch.num_tokens * shape_.head_tiles;
+    for (; next_ < rows * shape_.max_splits; next_ += static_cast<int>(gridDim.x)) {
+      const int split = next_ / rows, row = next_ % rows, token = row / shape_.head_tiles;
+      keys_.MoveTo(token);
+      if (keys_.is_padding()) continue;
+      const KeySplits splits(keys_.size(), shape_.max_splits);
+      if (split >= splits.num_splits) continue;
+      tile_ = split * splits.tiles_per_split;
+      end_ = min(tile_ + splits.tiles_per_split, splits.num_tiles);
+      Deal(token, row % shape_.head_tiles * kHeadTile, split);
+      next_ += static_cast<int>(gridDim.x);
+      return;
+    }
+    if (is_over_) return;
+    is_over_ = true;
+    Deal(0, 0, 0);
   }
-  __device__ void Locate(int tile, int entry, int page) const {
-    if (thread_ >= kKeyTile) return;
-    shared_.keys[tile % 2][thread_] =
-        HasKey(tile) ? keys_.Bytes(Key(tile), entry, page) : KeyBytes{};
+  __device__ void Deal(int token, int first_head, int split) {
+    const int place = num_dealt_++ % AttentionItems::kCount;
+    if (thread() < 32) {
+      AttentionItem& item = items_.items[place];
+      if (thread() == 0) {
+        const int heads = is_over_ ? 0 : min(kHeadTile, p_.num_heads - first_head);
+        PrefetchBulk(p_.q + (int64_t{token} * p_.num_heads + first_head) * kHeadDim,
+                     static_cast<uint32_t>(heads * kHeadDim) * 2);
+        item.token = token, item.first_head = first_head, item.split = split;
+        item.num_tiles = is_over_ ? 0 : end_ - tile_;
+        item.num_keys = keys_.size() - tile_ * kKeyTile;
+      }
+      item.angles[thread()] =
+          reinterpret_cast<const float2*>(p_.angles + int64_t{token} * kRopeDim)[thread()];
+      WarpArrive(&items_.full[place]);
+    }
   }
 
-  const TokenKeys& keys_;
-  int first_;
-  int num_tiles_;
-  uint32_t tiles_;
-  Shared& shared_;
-  uint64_t* full_;
-  uint64_t* empty_;
-  uint32_t thread_;
-  KeyRow rows_[2];
+  // The thread's key of the tile at hand, -1 where it has none: half of the threads have one of
+  // every other tile. Past the token's last key that takes the place: its scores are left out.
+  __device__ int Key(int i) const {
+    if (static_cast<int>(thread() / kKeyTile) != i % 2 || is_over_) return -1;
+    return min(tile_ * kKeyTile + static_cast<int>(thread() % kKeyTile), keys_.size() - 1);
+  }
+  __device__ int Entry(int i) const { return Key(i) < 0 ? 0 : keys_.Entry(Key(i)); }
+  __device__ int Page(int i, int entry) const { return Key(i) < 0 ? 0 : keys_.Page(Key(i), entry); }
+  __device__ const KeyBytes* Located(int i) const {
+    BarrierWait(&located_.full[i % kTilesLocated], i / kTilesLocated % 2);
+    return located_.keys[i % kTilesLocated];
+  }
+  // And on to the next tile.
+  __device__ void Put(int i, int entry, int page) {
+    const int key = Key(i);
+    if (static_cast<int>(thread() / kKeyTile) == i % 2) {
+      located_.keys[i % kTilesLocated][thread() % kKeyTile] =
+          key < 0 ? KeyBytes{} : keys_.Bytes(key, entry, page);
+      WarpArrive(&located_.full[i % kTilesLocated]);
+    }
+    if (++tile_ >= end_) TakeItem();
+  }
+
+  const CudaSparseAttentionParams& p_;
+  const AttentionShape shape_;
+  const uint32_t tiles_;
+  LocatedKeys& located_;
+  AttentionItems& items_;
+  uint64_t* const full_;
+  uint64_t* const empty_;
+  // Where it looks keys up.
+  TokenKeys keys_;
+  int next_ = static_cast<int>(blockIdx.x);
+  int tile_ = 0, end_ = 0;
+  bool is_over_ = false;
+  int num_dealt_ = 0;
 };
 
 }  // namespace fathom::kernels

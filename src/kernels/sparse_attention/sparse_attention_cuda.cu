@@ -1,6 +1,7 @@
 // Attention of steps of few tokens and keys (attention_cluster.cuh, attention_decode.cuh), and of
-// larger ones (attention_sm90.cuh): a block for each token, 64 heads and split of the keys. A block
-// that has all keys writes the output; parts are added up by a second kernel, or by a cluster.
+// larger ones (attention_sm90.cuh), whose blocks take one token, 64 heads and split of the keys
+// after another. Who has all keys writes the output; parts are added up by a second kernel, or by a
+// cluster.
 #include <algorithm>
 
 #include "kernels/aligned_shared.cuh"
@@ -14,100 +15,28 @@
 namespace fathom::kernels {
 namespace {
 
-// Finished rows go through shared memory, so that whole 128-byte rows of tiles are written.
-__device__ void WriteOutput(const CudaSparseAttentionParams& p, const AttentionConsumer& sums,
-                            AttentionShared& shared, int token, int first_head) {
-  const bool rotates = sums.column(AttentionConsumer::kPlainPairs) >= kNumFp8;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const uint32_t row = sums.row(r);
-    const float inverse = 1.0f / (sums.sum(r) + SinkWeight(shared.sink[row], sums.max(r)));
-    const uint32_t column = sums.column(0);
-    const uint32_t to = SharedAddress(shared.q) + ChunkOffset(row, column / 8) + column % 8 * 2;
-#pragma unroll
-    for (int j = 0; j < AttentionConsumer::kPairs; ++j) {
-      const float2 o = sums.value(r, j);
-      const float2 out{o.x * inverse, o.y * inverse};
-      const uint32_t pair = j >= AttentionConsumer::kPlainPairs && rotates
-                                ? FinishPair(out, sums.column(j), shared.angles)
-                                : PackBf16(out.x, out.y);
-      // As ChunkOffset: chunks of eight columns.
-      asm volatile("st.shared.b32 [%0], %1;" ::"r"((to ^ j % 8 * 16) + j / 8 * kColumnBlockBytes),
-                   "r"(pair)
-                   : "memory");
-    }
-  }
-  NamedBarrier(kConsumerBarrier, kConsumers);
-  constexpr int kRows = kConsumers / 64;  // a thread for each chunk
-  const int heads = min(kHeadTile, p.num_heads - first_head), chunk = threadIdx.x % 64;
-  const int first = threadIdx.x / 64;
-  auto* to =
-      reinterpret_cast<uint8_t*>(p.out.values) +
-      Bf16TileOffset(token, int64_t{first_head + first} * kHeadDim + chunk * 8, p.out.row_groups);
-  const int64_t stride = Bf16TileOffset(0, kRows * kHeadDim, p.out.row_groups);
-#pragma unroll 4
-  for (int row = first; row < heads; row += kRows, to += stride) {
-    *reinterpret_cast<uint4*>(to) =
-        *reinterpret_cast<const uint4*>(shared.q + ChunkOffset(row, chunk));
-  }
-}
-
-__device__ void WriteParts(const AttentionParts& parts, const AttentionConsumer& sums,
-                           int num_heads, int token, int first_head, int split) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int head = first_head + sums.row(r);
-    if (head >= num_heads) continue;
-    const int64_t part = (int64_t{token} * num_heads + head) * parts.max_splits + split;
-#pragma unroll
-    for (int j = 0; j < AttentionConsumer::kPairs; ++j) {
-      *reinterpret_cast<float2*>(parts.sums + part * kHeadDim + sums.column(j)) = sums.value(r, j);
-    }
-    if (sums.column(0) == 0) parts.scales[part] = {sums.max(r), sums.sum(r)};
-  }
-}
-
+// 2 * 160 + 80 + 112 is 4 * 128, what the block is given: more would wait for ever.
 __global__ void __launch_bounds__(kAttentionThreads, 1)
-    SparseAttentionKernel(const __grid_constant__ CudaSparseAttentionParams p, int head_tiles,
-                          AttentionParts parts) {
+    SparseAttentionKernel(const __grid_constant__ CudaSparseAttentionParams p, AttentionShape shape,
+                          const __grid_constant__ AttentionParts parts) {
   extern __shared__ uint8_t dynamic[];
   auto& shared = AlignedShared<AttentionShared>(dynamic);
-  const int token = blockIdx.x / head_tiles, first_head = blockIdx.x % head_tiles * kHeadTile;
-  const int split = blockIdx.y, max_splits = gridDim.y;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; ++i) {
-      BarrierInit(shared.full + i, kProducerThreads);
-      BarrierInit(shared.empty + i, kConsumers / 32 * kWarpArrivals);
-      BarrierInit(shared.ready + i, kConsumers / 2);
-      for (uint64_t& scored : shared.scored[i]) BarrierInit(&scored, kWarpArrivals);
-    }
-    BarrierInitFence();
-  }
-  const TokenKeys keys(p, token);
+  if (threadIdx.x == 0) shared.Init();
   WaitForPredecessor();
   AllowSuccessor();
-  if (keys.is_padding()) return;
-  const KeySplits splits(keys.size(), max_splits);
-  if (split >= splits.num_splits) return;
-  const int first = split * splits.tiles_per_split;
-  const int end = min(first + splits.tiles_per_split, splits.num_tiles);
   __syncthreads();
-  // 2 * 200 + 104 is 3 * 168, what the block is given: more would wait for ever.
-  if (threadIdx.x >= kConsumers) {
-    GiveRegisters<104>();
-    KeyProducer(keys, first, end, SharedAddress(shared.keys), shared.producer, shared.full,
-                shared.empty, threadIdx.x - kConsumers)
-        .Run();
+  const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
+  if (warpgroup == 0) {
+    GiveRegisters<80>();
+    AttentionScorer(p, shared).Run();
+  } else if (warpgroup < 3) {
+    TakeRegisters<160>();
+    ValueAdder(p, parts, shape.max_splits > 1, shared).Run();
   } else {
-    TakeRegisters<200>();
-    LoadQueries(p, token, first_head, shared);
-    AttentionConsumer sums(shared, keys.size());
-    sums.Run(end - first, first * kKeyTile);
-    if (max_splits == 1) {
-      WriteOutput(p, sums, shared, token, first_head);
-    } else {
-      WriteParts(parts, sums, p.num_heads, token, first_head, split);
-    }
+    GiveRegisters<112>();
+    KeyProducer(p, shape, SharedAddress(shared.keys), shared.located, shared.items, shared.full,
+                shared.empty)
+        .Run();
   }
 }
 
@@ -401,8 +330,9 @@ void Launch(const CudaSparseAttentionParams& p, device::Stream& stream) {
   const int blocks = p.batch.num_tokens * head_tiles;
   const int max_splits = p.prefill ? 1 : std::max(1, kTargetBlocks / blocks);
   const AttentionParts parts = parts_of(max_splits);
-  LaunchKernel(SparseAttentionKernel, dim3(blocks, max_splits), kAttentionThreads,
-               kAttentionSharedBytes, stream, p, head_tiles, parts);
+  LaunchKernel(SparseAttentionKernel, dim3(std::min(blocks * max_splits, kTargetBlocks)),
+               kAttentionThreads, kAttentionSharedBytes, stream, p,
+               AttentionShape{head_tiles, max_splits}, parts);
   if (max_splits > 1) LaunchCombine(p, parts, stream);
 }
 

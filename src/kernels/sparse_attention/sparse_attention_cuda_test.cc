@@ -450,6 +450,16 @@ TEST_F(SparseAttentionCudaTest, ChunksOfAPromptMatchTheCpu) {
   Run({64, 0, 512, {{63, 150}}});
 }
 
+// A block's tokens one after another: of a tile each, of more and more, and of both in turn.
+TEST_F(SparseAttentionCudaTest, ManyShortPromptsMatchTheCpu) {
+  const int prompts = kIsRacecheck ? 3 : 24;
+  std::vector<TestSequence> sequences(static_cast<size_t>(prompts), {0, 50});
+  Run({64, 0, 512, sequences});
+  Run({16, 0, 512, {{0, prompts * 25}}});
+  for (size_t s = 0; s < sequences.size(); s += 2) sequences[s] = {900, 40};
+  Run({40, 4, 512, sequences});
+}
+
 // Compressed entries with scores far above those of the window, which come first.
 TEST_F(SparseAttentionCudaTest, ScoresThatGrowAlongTheKeysMatchTheCpu) {
   for (const int heads : Sweep({16, 32, 64}, {16})) {

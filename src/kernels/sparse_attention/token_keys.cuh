@@ -28,6 +28,8 @@ class TokenKeys {
   // Of a step of one token: its sequence is the first, which need not be looked up.
   __device__ explicit TokenKeys(const CudaSparseAttentionParams& params)
       : TokenKeys(params, 0, 0) {}
+  // Another token's.
+  __device__ void MoveTo(int token) { Read(token, p_.batch.token_seq[token]); }
 
   // Whether the launch before this cannot have written the key: with ratio 4 it may be the
   // selection.
@@ -105,8 +107,11 @@ class TokenKeys {
   __device__ KeyBytes Bytes(int k, int entry) const { return Bytes(k, entry, Page(k, entry)); }
 
  private:
-  __device__ TokenKeys(const CudaSparseAttentionParams& params, int token, int seq)
-      : p_(params), token_(token), seq_(seq) {
+  __device__ TokenKeys(const CudaSparseAttentionParams& params, int token, int seq) : p_(params) {
+    Read(token, seq);
+  }
+  __device__ void Read(int token, int seq) {
+    token_ = token, seq_ = seq;
     const int position = p_.batch.positions[token];
     seq = max(seq, 0);
     const int computed = p_.batch.num_computed[seq];
@@ -129,8 +134,8 @@ class TokenKeys {
   }
 
   const CudaSparseAttentionParams& p_;
-  int token_;
-  int seq_;
+  int token_ = 0;
+  int seq_ = 0;
   int first_position_ = 0;
   int num_paged_ = 0;
   int num_window_ = 0;

@@ -1,4 +1,4 @@
-// The product of probabilities and values: D[64, 256] += P[64, 16] * V[16, 256] by one warpgroup,
+// The product of probabilities and values: D[64, 128] += P[64, 16] * V[16, 128] by one warpgroup,
 // BF16. P is in shared memory as gemm/wgmma.cuh says; V lies with its rows (keys) of 64 columns in
 // 128-byte swizzled rows, `column_stride` bytes from one 64 columns to the next: its columns, not
 // its keys, are contiguous, which wgmma calls transposed. D as in gemm/wgmma.cuh.
@@ -15,12 +15,12 @@ __device__ inline uint64_t TransposedDescriptor(uint32_t address, uint32_t colum
          (static_cast<uint64_t>(column_stride >> 4) << 16) | (64ull << 32) | (1ull << 62);
 }
 
-__device__ inline void WgmmaValues(float (&d)[128], uint64_t p, uint64_t v) {
+__device__ inline void WgmmaValues(float (&d)[64], uint64_t p, uint64_t v) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" FATHOM_WGMMA_NAMES128
-      "}, %128, %129, p, 1, 1, 0, 1;\n}"
-      : FATHOM_WGMMA_D128(0)
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" FATHOM_WGMMA_NAMES64
+      "}, %64, %65, p, 1, 1, 0, 1;\n}"
+      : FATHOM_WGMMA_D64(0)
       : "l"(p), "l"(v));
 }
 
