@@ -51,11 +51,13 @@ struct LocatedKeys {
   }
 };
 
-// How all items of a step are made: of every token, 64 heads and split.
+// Of how many the items of a step are: every token has `head_tiles` times `max_splits`.
 struct AttentionShape {
   int head_tiles = 0, max_splits = 0;
 };
 
+// A warpgroup's. Of each tile a thread has a quarter of two keys, one after the other, and half of
+// the threads look up a key each of the tile after the next.
 class KeyProducer {
  public:
   // `tiles`: the shared address of kKeyTiles tiles.
@@ -103,7 +105,7 @@ class KeyProducer {
  private:
   __device__ static uint32_t thread() { return threadIdx.x % kProducerThreads; }
 
-  // The next item that there is, every gridDim.x-th of all; none when tile_ stays past end_.
+  // The next item that there is, every gridDim.x-th of all; behind the last, once, that it was.
   __device__ void TakeItem() {
     const int rows = p_.batch.num_tokens * shape_.head_tiles;
     for (; next_ < rows * shape_.max_splits; next_ += static_cast<int>(gridDim.x)) {
@@ -140,8 +142,8 @@ class KeyProducer {
     }
   }
 
-  // The thread's key of the tile at hand, -1 where it has none: half of the threads have one of
-  // every other tile. Past the token's last key that takes the place: its scores are left out.
+  // The key that the thread looks up of tile i, -1 where it has none. Past the token's last key
+  // that takes the place: its scores are left out.
   __device__ int Key(int i) const {
     if (static_cast<int>(thread() / kKeyTile) != i % 2 || is_over_) return -1;
     return min(tile_ * kKeyTile + static_cast<int>(thread() % kKeyTile), keys_.size() - 1);
@@ -152,7 +154,7 @@ class KeyProducer {
     BarrierWait(&located_.full[i % kTilesLocated], i / kTilesLocated % 2);
     return located_.keys[i % kTilesLocated];
   }
-  // And on to the next tile.
+  // Tells where tile i's keys are, and goes on to the next one.
   __device__ void Put(int i, int entry, int page) {
     const int key = Key(i);
     if (static_cast<int>(thread() / kKeyTile) == i % 2) {
@@ -170,7 +172,7 @@ class KeyProducer {
   AttentionItems& items_;
   uint64_t* const full_;
   uint64_t* const empty_;
-  // Where it looks keys up.
+  // What it looks up next: a tile of a token, the item's end, and items from next_ on.
   TokenKeys keys_;
   int next_ = static_cast<int>(blockIdx.x);
   int tile_ = 0, end_ = 0;
