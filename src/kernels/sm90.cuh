@@ -328,6 +328,11 @@ __device__ __forceinline__ void CopyAhead(uint32_t to, const void* from, bool ex
 __device__ __forceinline__ void CopyAhead4(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
+// By a warp: what its lanes have begun to copy so is there, for all of them.
+__device__ __forceinline__ void AwaitCopies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  __syncwarp();
+}
 // The barrier's phase, which cannot end yet, waits for the thread's copies so far.
 __device__ __forceinline__ void BarrierAwaitCopies(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(SharedAddress(barrier))

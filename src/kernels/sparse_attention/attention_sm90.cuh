@@ -126,8 +126,7 @@ class AttentionScorer {
       max_[r] = -__builtin_huge_valf();
       sum_[r] = 0;
     }
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    __syncwarp();
+    AwaitCopies();
 #pragma unroll 1
     for (int i = 0; i < 4; ++i) {
       const int row = warp() * 16 + i / 2 * 8 + i % 2 + lane() / 8 * 2;
