@@ -64,21 +64,32 @@ class PostMix {
 
   __device__ void Run() {
     StageMixers();
-    FetchGates(tile_);
-    KeepGates(0);
+    FetchGates(tile_, s_.gates[0][team()]);
+    AwaitCopies();
     WaitForPredecessor();
     AllowSuccessor();
     __syncthreads();
     const int stride = shape_.groups * kTeams;
-    for (int buffer = 0; tile_ < shape_.tiles; tile_ += stride, buffer ^= 1) {
-      FetchGates(tile_ + stride);
+    int buffer = 0, last = -1;
+    for (; tile_ < shape_.tiles; tile_ += stride, buffer ^= 1) {
+      const TileGates& gates = s_.gates[buffer][team()];
+      uint32_t x[2][kS][4];
+      LoadStreams(x);
+      if (last >= 0) AwaitTeam();
+      Rows rows;
+      LoadRows(gates, 0, rows);
+      if (last >= 0) WriteSums(last, buffer ^ 1);
+      TileGates& next = s_.gates[buffer ^ 1][team()];
+      FetchGates(tile_ + stride, next);
       Prefetch(tile_ + stride);
-      AddChunk(s_.gates[buffer][team()], s_.sums[buffer][team()][chunk()]);
-      KeepGates(buffer ^ 1);
-      PrefetchPairs(tile_ + stride);
-      NamedBarrier(1 + team(), kTeamThreads);
-      WriteTileSums<kTeamThreads>(p_, shape_, tile_, range_, s_.sums[buffer][team()]);
+      AddChunk(gates, x, rows, s_.sums[buffer][team()][chunk()]);
+      AwaitCopies();
+      PrefetchPairs(tile_ + stride, next);
+      last = tile_;
     }
+    if (last < 0) return;
+    AwaitTeam();
+    WriteSums(last, buffer ^ 1);
   }
 
  private:
@@ -119,7 +130,7 @@ class PostMix {
   }
 
   // Of the tile that comes next. Where a sub-layer ended, its predecessor has not written them.
-  __device__ void FetchGates(int tile) {
+  __device__ void FetchGates(int tile, TileGates& gates) const {
     if (p_.output.y == nullptr || tile >= shape_.tiles) return;
     const auto row = [this, tile](int token) {
       return min(tile * int64_t{kPostTokens} + token, p_.num_tokens - 1);
@@ -128,17 +139,13 @@ class PostMix {
       const int token = member() / (kS + 1), i = member() % (kS + 1);
       const float* from =
           i < kS ? p_.before.comb + (row(token) * kS + i) * kS : p_.before.post + row(token) * kS;
-      gate_ = *reinterpret_cast<const float4*>(from);
+      CopyAhead(SharedAddress(&gates.comb[0][0] + member()), from);
     }
     const int token = member() / kMaxBoundaryPairs, i = member() % kMaxBoundaryPairs;
     if (token < kPostTokens && i < p_.output.num_chosen) {
-      pair_ = p_.output.pair_of[row(token) * p_.output.num_chosen + i];
+      CopyAhead4(SharedAddress(&gates.pairs[0][0] + member()),
+                 p_.output.pair_of + row(token) * p_.output.num_chosen + i);
     }
-  }
-  __device__ void KeepGates(int buffer) {
-    TileGates& gates = s_.gates[buffer][team()];
-    if (member() < kPostTokens * (kS + 1)) (&gates.comb[0][0])[member()] = gate_;
-    if (member() < kPostTokens * kMaxBoundaryPairs) (&gates.pairs[0][0])[member()] = pair_;
   }
 
   // What the tile will read of the range, to the second-level cache: a row at a time.
@@ -151,47 +158,63 @@ class PostMix {
     if (token < 0 || token >= kPostTokens || p_.output.y == nullptr) return;
     PrefetchRow(p_.output.y, min(first + token, p_.num_tokens - 1));
   }
-  __device__ void PrefetchPairs(int tile) const {
+  __device__ void PrefetchPairs(int tile, const TileGates& gates) const {
     if (tile >= shape_.tiles || member() >= kPostTokens * kMaxBoundaryPairs) return;
-    if (member() % kMaxBoundaryPairs < p_.output.num_chosen) PrefetchRow(p_.output.y, pair_);
+    const int32_t pair = (&gates.pairs[0][0])[member()];  // this thread has fetched it
+    if (member() % kMaxBoundaryPairs < p_.output.num_chosen) PrefetchRow(p_.output.y, pair);
   }
   __device__ void PrefetchRow(const __nv_bfloat16* rows, int64_t row) const {
     PrefetchBulk(rows + row * hidden_ + column0_, static_cast<uint32_t>(chunks_ * kChunk * 2));
   }
 
-  __device__ __nv_bfloat16* Streams(int i, int column) const {
-    return p_.streams + Row(i) * kS * hidden_ + column;
+  // Rows are pieces of 8 columns: 32 bits count them, and each address is one instruction.
+  __device__ uint32_t Pieces() const { return static_cast<uint32_t>(hidden_ / 8); }
+  __device__ uint4* Stream(int i, int j, int column) const {
+    return reinterpret_cast<uint4*>(p_.streams) +
+           ((static_cast<uint32_t>(Row(i)) * kS + static_cast<uint32_t>(j)) * Pieces() +
+            static_cast<uint32_t>(column / 8));
   }
 
-  // The output of the sub-layer in 8 columns of token i.
-  __device__ void Output(const TileGates& gates, int i, int column, float (&y)[8]) const {
-    const __nv_bfloat16* from = p_.output.y + column;
-    const uint4 own = *reinterpret_cast<const uint4*>(from + Row(i) * hidden_);
-    if (kPairs == 0 || p_.output.pair_of == nullptr) return Unpack(own, y);
-    uint4 pairs[kPairs > 0 ? kPairs : 1];
-    const int32_t* rows = gates.pairs[lane() / 4 + i * 8];
+  // What the output of the sub-layer is the sum of, in 8 columns of a token.
+  struct Rows {
+    uint4 own, pairs[kPairs > 0 ? kPairs : 1];
+  };
+  __device__ bool HasPairs() const { return kPairs > 0 && p_.output.pair_of != nullptr; }
+  __device__ void LoadRows(const TileGates& gates, int i, Rows& rows) const {
+    if (p_.output.y == nullptr || chunk() >= chunks_) return;
+    const auto* from =
+        reinterpret_cast<const uint4*>(p_.output.y) + static_cast<uint32_t>(Column() / 8);
+    rows.own = from[static_cast<uint32_t>(Row(i)) * Pieces()];
+    if (!HasPairs()) return;
+    const auto* pairs = reinterpret_cast<const uint4*>(gates.pairs[lane() / 4 + i * 8]);
+    const uint4 low = pairs[0], high = kPairs > 4 ? pairs[1] : uint4{};
+    const uint32_t row[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
       if (n >= p_.output.num_chosen) break;
-      pairs[n] = *reinterpret_cast<const uint4*>(from + int64_t{rows[n]} * hidden_);
+      rows.pairs[n] = from[row[n] * Pieces()];
     }
-    for (float& v : y) v = 0;
+  }
+  // That output, in BF16.
+  __device__ uint4 Output(const Rows& rows) const {
+    if (!HasPairs()) return rows.own;
+    float y[8] = {}, values[8];
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
       if (n >= p_.output.num_chosen) break;
-      float pair[8];
-      Unpack(pairs[n], pair);
-      for (int k = 0; k < 8; ++k) y[k] += pair[k];
+      Unpack(rows.pairs[n], values);
+      for (int k = 0; k < 8; ++k) y[k] += values[k];
     }
-    float values[8];
-    Unpack(own, values);
-    for (int k = 0; k < 8; ++k) y[k] = RoundBf16(y[k] + values[k]);
+    Unpack(rows.own, values);
+    for (int k = 0; k < 8; ++k) y[k] += values[k];
+    return Pack(y);
   }
 
-  // x_k = b(post_k y + sum_j C[j][k] x_j) in 8 columns of token i.
-  __device__ void Post(const TileGates& gates, int i, int column, uint32_t (&x)[kS][4]) const {
+  // x_k = b(post_k y + sum_j C[j][k] x_j) in 8 columns of token i, there and in memory.
+  __device__ void Post(const TileGates& gates, int i, const uint4& output,
+                       uint32_t (&x)[kS][4]) const {
     float y[8];
-    Output(gates, i, column, y);
+    Unpack(output, y);
     const float4* comb = gates.comb[lane() / 4 + i * 8];
     const float4 c[kS] = {comb[0], comb[1], comb[2], comb[3]}, post = comb[kS];
 #pragma unroll
@@ -208,33 +231,46 @@ class PostMix {
       x[2][n] = mix(post.z, c[0].z, c[1].z, c[2].z, c[3].z);
       x[3][n] = mix(post.w, c[0].w, c[1].w, c[2].w, c[3].w);
     }
+    for (int j = 0; j < kS && IsReal(i); ++j) {
+      *Stream(i, j, Column()) = {x[j][0], x[j][1], x[j][2], x[j][3]};
+    }
+  }
+
+  // Of 8 columns each.
+  __device__ int Piece() const { return chunk() * (kChunk / 8) + lane() % 4; }
+  __device__ int Column() const { return column0_ + Piece() * 8; }
+
+  // Of the thread's two tokens. They are on their way while the tile before is ended.
+  __device__ void LoadStreams(uint32_t (&x)[2][kS][4]) const {
+    if (chunk() >= chunks_) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      for (int j = 0; j < kS; ++j) {
+        const uint4 bits = *Stream(i, j, Column());
+        x[i][j][0] = bits.x, x[i][j][1] = bits.y, x[i][j][2] = bits.z, x[i][j][3] = bits.w;
+      }
+    }
+  }
+
+  // Until its warps have the sums of their tile, and the gates of the next one.
+  __device__ void AwaitTeam() const { NamedBarrier(1 + team(), kTeamThreads); }
+  __device__ void WriteSums(int tile, int buffer) const {
+    WriteTileSums<kTeamThreads>(p_, shape_, tile, range_, s_.sums[buffer][team()]);
   }
 
   // Sums of the warp's 32 columns are the tensor core's, those over more are FP32's.
-  __device__ void AddChunk(const TileGates& gates, float (&sums)[kPostSums][32]) const {
+  __device__ void AddChunk(const TileGates& gates, uint32_t (&x)[2][kS][4], Rows& rows,
+                           float (&sums)[kPostSums][32]) const {
     if (chunk() >= chunks_) {
       for (auto& sum : sums) sum[lane()] = 0;
       return;
     }
-    const int piece = chunk() * (kChunk / 8) + lane() % 4;
-    const int column = column0_ + piece * 8;
-    uint32_t x[2][kS][4];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      for (int j = 0; j < kS; ++j) {
-        const uint4 bits = *reinterpret_cast<const uint4*>(Streams(i, column) + j * hidden_);
-        x[i][j][0] = bits.x, x[i][j][1] = bits.y, x[i][j][2] = bits.z, x[i][j][3] = bits.w;
-      }
-    }
+    const int piece = Piece();
     if (p_.output.y != nullptr) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        Post(gates, i, column, x[i]);
-        for (int j = 0; j < kS && IsReal(i); ++j) {
-          *reinterpret_cast<uint4*>(Streams(i, column) + j * hidden_) = {x[i][j][0], x[i][j][1],
-                                                                         x[i][j][2], x[i][j][3]};
-        }
-      }
+      const uint4 output = Output(rows);
+      LoadRows(gates, 1, rows);  // on their way during the first token's post
+      Post(gates, 0, output, x[0]);
+      Post(gates, 1, Output(rows), x[1]);
     }
     float products[kMixTiles][4] = {};
     TileSums all;
@@ -262,8 +298,6 @@ class PostMix {
   PostMixShared& s_;
   const int hidden_, range_, column0_, chunks_;
   int tile_;  // of the team
-  float4 gate_ = {};
-  int32_t pair_ = 0;
 };
 
 template <int kPairs>

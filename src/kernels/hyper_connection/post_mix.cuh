@@ -26,7 +26,7 @@ struct PostMixShape {
 // What a post needs to know of a tile's tokens.
 struct TileGates {
   float4 comb[kPostTokens][kNumStreams + 1];  // rows of C; post
-  int32_t pairs[kPostTokens][kMaxBoundaryPairs];
+  alignas(16) int32_t pairs[kPostTokens][kMaxBoundaryPairs];
 };
 
 // Sums of some columns.
