@@ -216,8 +216,8 @@ class AttentionScorer {
 class ValueAdder {
  public:
   __device__ ValueAdder(const CudaSparseAttentionParams& p, const AttentionParts& parts,
-                        bool writes_parts, AttentionShared& shared)
-      : p_(p), parts_(parts), writes_parts_(writes_parts), s_(shared) {
+                        AttentionShared& shared)
+      : p_(p), parts_(parts), s_(shared) {
     const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
     group_ = (static_cast<int>(threadIdx.x) - kScorers) / 128;
     row_ = thread / 32 * 16 + lane / 4;
@@ -240,7 +240,7 @@ class ValueAdder {
         last = tile.index;
         if (left > 1) WarpArrive(s_.empty + last);
       }
-      if (writes_parts_) {
+      if (parts_.max_splits > 1) {
         WriteParts(item, s_.sums[i % 2]);
       } else {
         WriteOutput(item, s_.sums[i % 2], s_.keys[last]);
@@ -340,7 +340,6 @@ class ValueAdder {
 
   const CudaSparseAttentionParams& p_;
   const AttentionParts& parts_;
-  const bool writes_parts_;
   AttentionShared& s_;
   int group_, row_, quad_;
   float o_[2][64];  // of 128 columns each, whose products are separate instructions

@@ -51,21 +51,18 @@ struct LocatedKeys {
   }
 };
 
-// Of how many the items of a step are: every token has `head_tiles` times `max_splits`.
-struct AttentionShape {
-  int head_tiles = 0, max_splits = 0;
-};
-
 // A warpgroup's. Of each tile a thread has a quarter of two keys, one after the other, and half of
 // the threads look up a key each of the tile after the next.
 class KeyProducer {
  public:
-  // `tiles`: the shared address of kKeyTiles tiles.
-  __device__ KeyProducer(const CudaSparseAttentionParams& p, AttentionShape shape, uint32_t tiles,
-                         LocatedKeys& located, AttentionItems& items, uint64_t* full,
-                         uint64_t* empty)
+  // A step's items: every token has `head_tiles` times `max_splits`. `tiles`: the shared address of
+  // kKeyTiles tiles.
+  __device__ KeyProducer(const CudaSparseAttentionParams& p, int head_tiles, int max_splits,
+                         uint32_t tiles, LocatedKeys& located, AttentionItems& items,
+                         uint64_t* full, uint64_t* empty)
       : p_(p),
-        shape_(shape),
+        head_tiles_(head_tiles),
+        max_splits_(max_splits),
         tiles_(tiles),
         located_(located),
         items_(items),
@@ -107,16 +104,16 @@ class KeyProducer {
 
   // The next item that there is, every gridDim.x-th of all; behind the last, once, that it was.
   __device__ void TakeItem() {
-    const int rows = p_.batch.num_tokens * shape_.head_tiles;
-    for (; next_ < rows * shape_.max_splits; next_ += static_cast<int>(gridDim.x)) {
-      const int split = next_ / rows, row = next_ % rows, token = row / shape_.head_tiles;
+    const int rows = p_.batch.num_tokens * head_tiles_;
+    for (; next_ < rows * max_splits_; next_ += static_cast<int>(gridDim.x)) {
+      const int split = next_ / rows, row = next_ % rows, token = row / head_tiles_;
       keys_.MoveTo(token);
       if (keys_.is_padding()) continue;
-      const KeySplits splits(keys_.size(), shape_.max_splits);
+      const KeySplits splits(keys_.size(), max_splits_);
       if (split >= splits.num_splits) continue;
       tile_ = split * splits.tiles_per_split;
       end_ = min(tile_ + splits.tiles_per_split, splits.num_tiles);
-      Deal(token, row % shape_.head_tiles * kHeadTile, split);
+      Deal(token, row % head_tiles_ * kHeadTile, split);
       next_ += static_cast<int>(gridDim.x);
       return;
     }
@@ -166,7 +163,7 @@ class KeyProducer {
   }
 
   const CudaSparseAttentionParams& p_;
-  const AttentionShape shape_;
+  const int head_tiles_, max_splits_;
   const uint32_t tiles_;
   LocatedKeys& located_;
   AttentionItems& items_;

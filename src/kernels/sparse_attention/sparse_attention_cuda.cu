@@ -17,7 +17,7 @@ namespace {
 
 // 2 * 160 + 80 + 112 is 4 * 128, what the block is given: more would wait for ever.
 __global__ void __launch_bounds__(kAttentionThreads, 1)
-    SparseAttentionKernel(const __grid_constant__ CudaSparseAttentionParams p, AttentionShape shape,
+    SparseAttentionKernel(const __grid_constant__ CudaSparseAttentionParams p, int head_tiles,
                           const __grid_constant__ AttentionParts parts) {
   extern __shared__ uint8_t dynamic[];
   auto& shared = AlignedShared<AttentionShared>(dynamic);
@@ -31,11 +31,11 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     AttentionScorer(p, shared).Run();
   } else if (warpgroup < 3) {
     TakeRegisters<160>();
-    ValueAdder(p, parts, shape.max_splits > 1, shared).Run();
+    ValueAdder(p, parts, shared).Run();
   } else {
     GiveRegisters<112>();
-    KeyProducer(p, shape, SharedAddress(shared.keys), shared.located, shared.items, shared.full,
-                shared.empty)
+    KeyProducer(p, head_tiles, parts.max_splits, SharedAddress(shared.keys), shared.located,
+                shared.items, shared.full, shared.empty)
         .Run();
   }
 }
@@ -331,8 +331,7 @@ void Launch(const CudaSparseAttentionParams& p, device::Stream& stream) {
   const int max_splits = p.prefill ? 1 : std::max(1, kTargetBlocks / blocks);
   const AttentionParts parts = parts_of(max_splits);
   LaunchKernel(SparseAttentionKernel, dim3(std::min(blocks * max_splits, kTargetBlocks)),
-               kAttentionThreads, kAttentionSharedBytes, stream, p,
-               AttentionShape{head_tiles, max_splits}, parts);
+               kAttentionThreads, kAttentionSharedBytes, stream, p, head_tiles, parts);
   if (max_splits > 1) LaunchCombine(p, parts, stream);
 }
 
