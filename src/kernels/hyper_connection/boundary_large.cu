@@ -423,7 +423,8 @@ __global__ void __launch_bounds__(kPreThreads, 1024 / kPreThreads)
 #pragma unroll
   for (int n = 0; n < kPieces; ++n) {
     const int column = (thread + n * kPreThreads) * 8;
-    if (column < p.hidden) norm[n] = *reinterpret_cast<const uint4*>(p.norm_weight + column);
+    if (column < p.hidden && !makes_comb)
+      norm[n] = *reinterpret_cast<const uint4*>(p.norm_weight + column);
   }
   WaitForPredecessor();
   AllowSuccessor();

@@ -275,9 +275,7 @@ class RouteAlone {
       }
       p_.plan.pair_of[lane()] = row;
     }
-    if (p_.scores != nullptr) {
-      for (int e = lane(); e < p_.num_experts; e += 32) p_.scores[e] = s_.scratch.s[e];
-    }
+    WriteScores(p_, 0, s_.scratch);
     if (lane() == 0) p_.board->launches = number_;
   }
 

@@ -147,10 +147,7 @@ class BatchRoute {
             : ChooseExperts(p_, LaneBias<kLane>(s_.bias[warp()], p_.num_experts), scores);
     TellToken(id, is_padding);
     WeighExperts(p_, token_, id, scratch);
-    if (p_.scores == nullptr) return;
-    for (int e = lane(); e < p_.num_experts; e += 32) {
-      p_.scores[int64_t{token_} * p_.num_experts + e] = scratch.s[e];
-    }
+    WriteScores(p_, token_, scratch);
   }
   // All blocks, a lane each, that the token has the lanes' experts.
   __device__ void TellToken(int id, bool is_padding) {

@@ -87,6 +87,15 @@ __device__ void KeepScores(const CudaMoeRouteParams& p, const float (&score)[kLa
   __syncwarp();
 }
 
+// Likewise: those of token t to where they are wanted, if they are.
+__device__ inline void WriteScores(const CudaMoeRouteParams& p, int64_t t,
+                                   const RouteScratch& scratch) {
+  if (p.scores == nullptr) return;
+  for (int e = static_cast<int>(threadIdx.x) % 32; e < p.num_experts; e += 32) {
+    p.scores[t * p.num_experts + e] = scratch.s[e];
+  }
+}
+
 // By a warp: a token's experts, lane n the n-th best one.
 template <int kLane>
 __device__ int ChooseExperts(const CudaMoeRouteParams& p, const LaneBias<kLane>& bias,

@@ -105,7 +105,7 @@ class DirectRoute {
     }
     __syncthreads();
     if (token < tokens_) WritePair(token, choice, has_pair);
-    if (chooses() && p_.scores != nullptr) WriteScores();
+    if (chooses()) WriteScores(p_, warp(), s_.scratch[warp()]);  // nothing here waits for them
     if (thread() == 0) p_.board->launches = number_;
   }
 
@@ -244,12 +244,6 @@ class DirectRoute {
       p_.plan.pair_weight[row] = own.weights[choice];
     }
     p_.plan.pair_of[thread()] = row;
-  }
-  // Of the warp's token, which nothing here waits for.
-  __device__ void WriteScores() const {
-    for (int e = lane(); e < p_.num_experts; e += 32) {
-      p_.scores[int64_t{warp()} * p_.num_experts + e] = s_.scratch[warp()].s[e];
-    }
   }
 
   const CudaMoeRouteParams& p_;
