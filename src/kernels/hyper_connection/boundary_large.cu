@@ -210,7 +210,7 @@ class PostMix {
     return Pack(y);
   }
 
-  // x_k = b(post_k y + sum_j C[j][k] x_j) in 8 columns of token i, there and in memory.
+  // x_k = b(post_k y + sum_j C[j][k] x_j) in 8 columns of token i, in place and in memory.
   __device__ void Post(const TileGates& gates, int i, const uint4& output,
                        uint32_t (&x)[kS][4]) const {
     float y[8];
@@ -423,8 +423,9 @@ __global__ void __launch_bounds__(kPreThreads, 1024 / kPreThreads)
 #pragma unroll
   for (int n = 0; n < kPieces; ++n) {
     const int column = (thread + n * kPreThreads) * 8;
-    if (column < p.hidden && !makes_comb)
+    if (column < p.hidden && !makes_comb) {
       norm[n] = *reinterpret_cast<const uint4*>(p.norm_weight + column);
+    }
   }
   WaitForPredecessor();
   AllowSuccessor();
