@@ -76,13 +76,13 @@ class PostMix {
       uint32_t x[2][kS][4];
       LoadStreams(x);
       if (last >= 0) AwaitTeam();
-      Rows rows;
-      LoadRows(gates, 0, rows);
+      Outputs outputs;
+      LoadOutput(gates, 0, outputs);
       if (last >= 0) WriteSums(last, buffer ^ 1);
       TileGates& next = s_.gates[buffer ^ 1][team()];
       FetchGates(tile_ + stride, next);
       Prefetch(tile_ + stride);
-      AddChunk(gates, x, rows, s_.sums[buffer][team()][chunk()]);
+      AddChunk(gates, x, outputs, s_.sums[buffer][team()][chunk()]);
       AwaitCopies();
       PrefetchPairs(tile_ + stride, next);
       last = tile_;
@@ -167,47 +167,50 @@ class PostMix {
     PrefetchBulk(rows + row * hidden_ + column0_, static_cast<uint32_t>(chunks_ * kChunk * 2));
   }
 
-  // Rows are pieces of 8 columns: 32 bits count them, and each address is one instruction.
+  // Rows are pieces of 8 columns, of which a thread has one: 32 bits count all of them, so that an
+  // address is one instruction.
   __device__ uint32_t Pieces() const { return static_cast<uint32_t>(hidden_ / 8); }
+  __device__ int Piece() const { return chunk() * (kChunk / 8) + lane() % 4; }  // of the range
+  __device__ int Column() const { return column0_ + Piece() * 8; }
   __device__ uint4* Stream(int i, int j, int column) const {
     return reinterpret_cast<uint4*>(p_.streams) +
            ((static_cast<uint32_t>(Row(i)) * kS + static_cast<uint32_t>(j)) * Pieces() +
             static_cast<uint32_t>(column / 8));
   }
 
-  // What the output of the sub-layer is the sum of, in 8 columns of a token.
-  struct Rows {
+  // What the output of the sub-layer is the sum of, in the thread's columns of token i.
+  struct Outputs {
     uint4 own, pairs[kPairs > 0 ? kPairs : 1];
   };
   __device__ bool HasPairs() const { return kPairs > 0 && p_.output.pair_of != nullptr; }
-  __device__ void LoadRows(const TileGates& gates, int i, Rows& rows) const {
+  __device__ void LoadOutput(const TileGates& gates, int i, Outputs& y) const {
     if (p_.output.y == nullptr || chunk() >= chunks_) return;
     const auto* from =
         reinterpret_cast<const uint4*>(p_.output.y) + static_cast<uint32_t>(Column() / 8);
-    rows.own = from[static_cast<uint32_t>(Row(i)) * Pieces()];
+    y.own = from[static_cast<uint32_t>(Row(i)) * Pieces()];
     if (!HasPairs()) return;
-    const auto* pairs = reinterpret_cast<const uint4*>(gates.pairs[lane() / 4 + i * 8]);
-    const uint4 low = pairs[0], high = kPairs > 4 ? pairs[1] : uint4{};
+    const auto* rows = reinterpret_cast<const uint4*>(gates.pairs[lane() / 4 + i * 8]);
+    const uint4 low = rows[0], high = kPairs > 4 ? rows[1] : uint4{};
     const uint32_t row[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
       if (n >= p_.output.num_chosen) break;
-      rows.pairs[n] = from[row[n] * Pieces()];
+      y.pairs[n] = from[row[n] * Pieces()];
     }
   }
-  // That output, in BF16.
-  __device__ uint4 Output(const Rows& rows) const {
-    if (!HasPairs()) return rows.own;
-    float y[8] = {}, values[8];
+  // In BF16.
+  __device__ uint4 Sum(const Outputs& y) const {
+    if (!HasPairs()) return y.own;
+    float sum[8] = {}, values[8];
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
       if (n >= p_.output.num_chosen) break;
-      Unpack(rows.pairs[n], values);
-      for (int k = 0; k < 8; ++k) y[k] += values[k];
+      Unpack(y.pairs[n], values);
+      for (int k = 0; k < 8; ++k) sum[k] += values[k];
     }
-    Unpack(rows.own, values);
-    for (int k = 0; k < 8; ++k) y[k] += values[k];
-    return Pack(y);
+    Unpack(y.own, values);
+    for (int k = 0; k < 8; ++k) sum[k] += values[k];
+    return Pack(sum);
   }
 
   // x_k = b(post_k y + sum_j C[j][k] x_j) in 8 columns of token i, in place and in memory.
@@ -236,10 +239,6 @@ class PostMix {
     }
   }
 
-  // Of 8 columns each.
-  __device__ int Piece() const { return chunk() * (kChunk / 8) + lane() % 4; }
-  __device__ int Column() const { return column0_ + Piece() * 8; }
-
   // Of the thread's two tokens. They are on their way while the tile before is ended.
   __device__ void LoadStreams(uint32_t (&x)[2][kS][4]) const {
     if (chunk() >= chunks_) return;
@@ -259,7 +258,7 @@ class PostMix {
   }
 
   // Sums of the warp's 32 columns are the tensor core's, those over more are FP32's.
-  __device__ void AddChunk(const TileGates& gates, uint32_t (&x)[2][kS][4], Rows& rows,
+  __device__ void AddChunk(const TileGates& gates, uint32_t (&x)[2][kS][4], Outputs& outputs,
                            float (&sums)[kPostSums][32]) const {
     if (chunk() >= chunks_) {
       for (auto& sum : sums) sum[lane()] = 0;
@@ -267,10 +266,11 @@ class PostMix {
     }
     const int piece = Piece();
     if (p_.output.y != nullptr) {
-      const uint4 output = Output(rows);
-      LoadRows(gates, 1, rows);  // on their way during the first token's post
-      Post(gates, 0, output, x[0]);
-      Post(gates, 1, Output(rows), x[1]);
+      const uint4 first = Sum(outputs);
+      // On its way during the first token's post: the compiler may not move loads over its stores.
+      LoadOutput(gates, 1, outputs);
+      Post(gates, 0, first, x[0]);
+      Post(gates, 1, Sum(outputs), x[1]);
     }
     float products[kMixTiles][4] = {};
     TileSums all;
@@ -525,6 +525,7 @@ bool LargeBoundaryExchanges(int64_t num_tokens, int64_t hidden, int num_chosen) 
 }
 
 void LaunchLargeBoundary(const CudaHyperConnectionParams& p, device::Stream& stream) {
+  CHECK_LT(p.num_tokens, 1 << 16);  // whose pieces 32 bits count
   const PostMixShape shape = MakeShape(p.num_tokens, p.hidden, p.prefill);
   const int pairs = p.output.pair_of == nullptr ? 0 : p.output.num_chosen;
   pairs == 0   ? LaunchPost<0>(p, shape, stream)
