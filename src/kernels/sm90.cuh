@@ -184,6 +184,12 @@ template <int kCount>
 __device__ inline void TakeRegisters() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
+// Either, of a kernel that was given kGiven.
+template <int kCount, int kGiven>
+__device__ inline void SetRegisters() {
+  if constexpr (kCount > kGiven) TakeRegisters<kCount>();
+  if constexpr (kCount < kGiven) GiveRegisters<kCount>();
+}
 
 // Among `threads` threads of the block that name the same `id` (1..15).
 __device__ inline void NamedBarrier(int id, int threads) {

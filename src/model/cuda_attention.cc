@@ -205,7 +205,10 @@ class AttentionPass : CudaPass {
             .selected = ws_.selected,
             .topk = c_.index_topk,
             .out = {ws_.attention_out, RowGroups(share_)},
-            .workspace = ws_.attention_workspace};
+            .workspace = ws_.attention_workspace,
+            // The selection is over, and the next one not yet begun.
+            .wide = {reinterpret_cast<uint8_t*>(ws_.index_workspace), ws_.index_workspace_bytes},
+            .num_fresh = share_.total_tokens};
   }
 
   // Whether the output products are those of one token on a rank, whose weights fit into shared

@@ -1,19 +1,19 @@
 // Attention of up to 64 heads of a token over a range of its key tiles. A block takes such items
 // one after another, and its warps are at what comes next while others are still at what was. Who
 // does what:
-//   warpgroup 0    loads an item's queries; scores a tile (heads are the rows of wgmma), keeps the
+//   warpgroup 0    norms an item's queries; scores a tile (heads are the rows of wgmma), keeps the
 //                  heads' maxima and sums, and puts probabilities into shared memory;
 //   warpgroups 1, 2  add the tile's values to one half each of the 512 output columns, which stay
 //                  in registers, and write these at the item's end;
-//   warpgroup 3    deals the items out and widens their keys into two tiles in shared memory, in
-//                  turn (key_tile.cuh).
+//   warpgroup 3    deals the items out and brings their keys into two tiles in shared memory, in
+//                  turn (key_tile.cuh), where keys were widened before (kWide) queries, too.
 // Device code only.
 #pragma once
 
 #include "kernels/gemm/wgmma.cuh"
 #include "kernels/sparse_attention/head_rows.cuh"
-#include "kernels/sparse_attention/key_tile.cuh"
 #include "kernels/sparse_attention/wgmma_values.cuh"
+#include "kernels/sparse_attention/wide_key_tile.cuh"
 
 namespace fathom::kernels {
 
@@ -38,13 +38,15 @@ struct AttentionShared {
   float rescale[kKeyTiles][kHeadTile];  // of the sums before the tile
   HeadSum sums[2][kHeadTile];           // of items in turn
   AttentionItems items;
-  // Keys widened; tile free; probabilities written.
+  // Keys there; tile free; probabilities written.
   uint64_t full[kKeyTiles], empty[kKeyTiles], ready[kKeyTiles];
+  QueryBarriers queries;
 
   // By one thread.
   __device__ void Init() {
     items.Init();
     located.Init();
+    queries.Init();
     for (int i = 0; i < kKeyTiles; ++i) {
       BarrierInit(&full[i], kProducerThreads / 32 * kWarpArrivals);
       BarrierInit(&empty[i], kAdders / 32 * kWarpArrivals);
@@ -56,6 +58,7 @@ struct AttentionShared {
 inline constexpr size_t kAttentionSharedBytes = sizeof(AttentionShared) + 1024;
 
 // Warpgroup 0. A thread scores rows (heads) `row_` and `row_ + 8`.
+template <bool kWide>
 class AttentionScorer {
  public:
   __device__ AttentionScorer(const CudaSparseAttentionParams& p, AttentionShared& shared)
@@ -67,8 +70,14 @@ class AttentionScorer {
   __device__ void Run() {
     AttentionItems::Place place;
     const AttentionItem* item = &s_.items.Await(place);
-    FetchQueries(*item);
+    if constexpr (!kWide) FetchQueries(*item);
     for (int i = 0; item->num_tiles != 0; ++i) {
+      BeginHeads(*item);
+      if constexpr (kWide) {
+        BarrierWait(&s_.queries.full, i % 2);
+      } else {
+        AwaitCopies();
+      }
       PlaceQueries(*item);
       const AttentionItem* next = item;
       int num_keys = item->num_keys;
@@ -78,8 +87,12 @@ class AttentionScorer {
         Scores(d, num_keys);
         if (left == 1) {
           next = &s_.items.Await(place);
-          NamedBarrier(kScorerBarrier, kScorers);  // all have multiplied the queries
-          FetchQueries(*next);
+          if constexpr (kWide) {
+            WarpArrive(&s_.queries.empty);
+          } else {
+            NamedBarrier(kScorerBarrier, kScorers);  // all have multiplied the queries
+            FetchQueries(*next);
+          }
         }
         Probabilities(d);
         if (left == 1) Finish(s_.sums[i % 2]);
@@ -111,14 +124,7 @@ class AttentionScorer {
                 row < heads);
     }
   }
-  // Norms and rotates them there. Eight lanes a head, in every other row, so that they do not meet
-  // in a bank: lane l of them has the pairs of columns 64 n + 2 l + 16 r, so all have some that are
-  // rotated.
-  __device__ void PlaceQueries(const AttentionItem& item) {
-    constexpr int kRuns = 4;
-    float2 angles[kRuns];
-#pragma unroll
-    for (int r = 0; r < kRuns; ++r) angles[r] = item.angles[lane() % 8 + 8 * r];
+  __device__ void BeginHeads(const AttentionItem& item) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int head = item.first_head + row_ + 8 * r;
@@ -126,22 +132,41 @@ class AttentionScorer {
       max_[r] = -__builtin_huge_valf();
       sum_[r] = 0;
     }
-    AwaitCopies();
+  }
+  // Norms and rotates queries where they are. Eight lanes a head, in every other row, so that they
+  // do not meet in a bank: lane l of them has the pairs of columns 64 n + 2 l + 16 r, so all have
+  // some that are rotated. kSets heads of a lane at once, for one takes as long as two.
+  __device__ void PlaceQueries(const AttentionItem& item) {
+    constexpr int kRuns = 4, kSets = kWide ? 2 : 1;
+    float2 angles[kRuns];
+#pragma unroll
+    for (int r = 0; r < kRuns; ++r) angles[r] = item.angles[lane() % 8 + 8 * r];
 #pragma unroll 1
-    for (int i = 0; i < 4; ++i) {
-      const int row = warp() * 16 + i / 2 * 8 + i % 2 + lane() / 8 * 2;
-      const uint32_t at = ChunkOffset(row, lane() % 8 / 4) + lane() % 4 * 4;
-      const auto pair = [&](int r, int n) {
-        return reinterpret_cast<uint32_t*>(s_.q + (at ^ r * 32) + n * kColumnBlockBytes);
+    for (int i = 0; i < 4 / kSets; ++i) {
+      const int row = warp() * 16 + (kSets == 2 ? i * 8 : i / 2 * 8 + i % 2) + lane() / 8 * 2;
+      // The second set's is the next row.
+      uint32_t at[kSets];
+#pragma unroll
+      for (int s = 0; s < kSets; ++s) {
+        at[s] = ChunkOffset(row + s, lane() % 8 / 4) + lane() % 4 * 4;
+      }
+      const auto pair = [&](int s, int r, int n) {
+        return reinterpret_cast<uint32_t*>(s_.q + (at[s] ^ r * 32) + n * kColumnBlockBytes);
       };
-      uint32_t rows[kRuns][8];
+      uint32_t rows[kSets][kRuns][8];
 #pragma unroll
-      for (int j = 0; j < kRuns * 8; ++j) rows[j / 8][j % 8] = *pair(j / 8, j % 8);
-      NormHead(rows, p_.norm_eps);
+      for (int s = 0; s < kSets; ++s) {
 #pragma unroll
-      for (int r = 0; r < kRuns; ++r) rows[r][7] = RotateBf16(rows[r][7], angles[r]);
+        for (int j = 0; j < kRuns * 8; ++j) rows[s][j / 8][j % 8] = *pair(s, j / 8, j % 8);
+      }
+      NormHeads(rows, p_.norm_eps);
 #pragma unroll
-      for (int j = 0; j < kRuns * 8; ++j) *pair(j / 8, j % 8) = rows[j / 8][j % 8];
+      for (int s = 0; s < kSets; ++s) {
+#pragma unroll
+        for (int r = 0; r < kRuns; ++r) rows[s][r][7] = RotateBf16(rows[s][r][7], angles[r]);
+#pragma unroll
+        for (int j = 0; j < kRuns * 8; ++j) *pair(s, j / 8, j % 8) = rows[s][j / 8][j % 8];
+      }
     }
     FenceSharedForWgmma();
     NamedBarrier(kScorerBarrier, kScorers);

@@ -43,10 +43,10 @@ __device__ __forceinline__ uint32_t HeadNormScale(float sum_of_squares, float ep
   return PackBf16(scale, scale);
 }
 
-// b(head norm) of a row that 32 / kRuns lanes hold, kRuns times 8 pairs a lane. The order of the
-// sum is that of a warp: a lane's r-th run is what its lane l + 32 / kRuns * r would hold.
+// Of a row that 32 / kRuns lanes hold, kRuns times 8 pairs a lane. The order of the sum is that of
+// a warp: a lane's r-th run is what its lane l + 32 / kRuns * r would hold.
 template <int kRuns>
-__device__ __forceinline__ void NormHead(uint32_t (&row)[kRuns][8], float eps) {
+__device__ __forceinline__ float SumOfSquares(const uint32_t (&row)[kRuns][8]) {
   float sums[kRuns] = {};
 #pragma unroll
   for (int r = 0; r < kRuns; ++r) {
@@ -56,12 +56,35 @@ __device__ __forceinline__ void NormHead(uint32_t (&row)[kRuns][8], float eps) {
       sums[r] += squares.x + squares.y;
     }
   }
-  const uint32_t scales = HeadNormScale(WarpSum<32 / kRuns>(SumOfRuns(sums)), eps);
+  return WarpSum<32 / kRuns>(SumOfRuns(sums));
+}
+template <int kRuns>
+__device__ __forceinline__ void ScaleHead(uint32_t (&row)[kRuns][8], uint32_t scales) {
 #pragma unroll
   for (auto& run : row) {
 #pragma unroll
     for (uint32_t& pair : run) pair = MultiplyBf16(pair, scales);
   }
+}
+// b(head norm) of such a row.
+template <int kRuns>
+__device__ __forceinline__ void NormHead(uint32_t (&row)[kRuns][8], float eps) {
+  ScaleHead(row, HeadNormScale(SumOfSquares(row), eps));
+}
+template <int kRuns>
+__device__ __forceinline__ void NormHeads(uint32_t (&rows)[1][kRuns][8], float eps) {
+  NormHead(rows[0], eps);
+}
+// Of two rows: half of the lanes make the scale of each.
+template <int kRuns>
+__device__ __forceinline__ void NormHeads(uint32_t (&rows)[2][kRuns][8], float eps) {
+  constexpr int kHalf = 16 / kRuns;
+  const float sums[2] = {SumOfSquares(rows[0]), SumOfSquares(rows[1])};
+  const bool second = threadIdx.x / kHalf % 2 != 0;
+  const uint32_t own = HeadNormScale(second ? sums[1] : sums[0], eps);
+  const uint32_t other = __shfl_xor_sync(0xffffffffu, own, kHalf);
+  ScaleHead(rows[0], second ? other : own);
+  ScaleHead(rows[1], second ? own : other);
 }
 
 // b(rope) of a pair.

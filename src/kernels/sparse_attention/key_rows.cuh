@@ -40,6 +40,17 @@ __device__ __forceinline__ uint32_t FactorOf(uint2 scales, int n) {
   return WideningFactor((n < 4 ? scales.x >> (8 * n) : scales.y >> (8 * (n - 4))) & 0xff);
 }
 
+// 16 codes that share a scale.
+struct WideCodes {
+  uint4 low, high;
+
+  __device__ __forceinline__ WideCodes(const uint4& codes, uint32_t factor) {
+    const uint2 a = WidenCodes(codes.x, factor), b = WidenCodes(codes.y, factor);
+    const uint2 c = WidenCodes(codes.z, factor), d = WidenCodes(codes.w, factor);
+    low = {a.x, a.y, b.x, b.y}, high = {c.x, c.y, d.x, d.y};
+  }
+};
+
 // A quarter of a key: of each 64 FP8 columns, which share a scale, 16, and 16 of the BF16 columns.
 class KeyRow {
  public:
@@ -55,6 +66,15 @@ class KeyRow {
     for (int n = 0; n < kChunks; ++n) raw_[n] = __ldg(data + 4 * n);
   }
 
+  // Widens into a row of 512 values.
+  __device__ void Write(uint4* row, uint32_t lane) const {
+#pragma unroll
+    for (int n = 0; n < kFp8Chunks; ++n) {
+      const WideCodes wide(raw_[n], FactorOf(scales_, n));
+      row[8 * n + 2 * lane] = wide.low, row[8 * n + 2 * lane + 1] = wide.high;
+    }
+    row[56 + lane] = raw_[7], row[60 + lane] = raw_[8];
+  }
   // Widens into row `row` of the tile at the shared address `tile`.
   template <int kKeys = kKeyTile>
   __device__ void Place(uint32_t tile, uint32_t row, uint32_t lane) const {
@@ -80,11 +100,9 @@ class KeyRow {
     const uint32_t high_half = tile + ChunkOffset<kKeys>(row, 2 * lane + 1);
 #pragma unroll
     for (int n = 0; n < kFp8Chunks; ++n) {
-      const uint32_t factor = FactorOf(scales_, n);
-      const uint2 a = WidenCodes(raw_[n].x, factor), b = WidenCodes(raw_[n].y, factor);
-      const uint2 c = WidenCodes(raw_[n].z, factor), d = WidenCodes(raw_[n].w, factor);
-      StoreShared(low_half + n * (kKeys * 128), {a.x, a.y, b.x, b.y});
-      StoreShared(high_half + n * (kKeys * 128), {c.x, c.y, d.x, d.y});
+      const WideCodes wide(raw_[n], FactorOf(scales_, n));
+      StoreShared(low_half + n * (kKeys * 128), wide.low);
+      StoreShared(high_half + n * (kKeys * 128), wide.high);
       then(n);
     }
     StoreShared(tile + ChunkOffset<kKeys>(row, 56 + lane), raw_[7]);

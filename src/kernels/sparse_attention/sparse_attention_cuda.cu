@@ -11,11 +11,21 @@
 #include "kernels/sparse_attention/attention_long.cuh"
 #include "kernels/sparse_attention/attention_sm90.cuh"
 #include "kernels/sparse_attention/long_sums.cuh"
+#include "kernels/sparse_attention/wide_keys.cuh"
 
 namespace fathom::kernels {
 namespace {
 
-// 2 * 160 + 80 + 112 is 4 * 128, what the block is given: more would wait for ever.
+// What threads of each role have: 4 * 128 in all, what the block is given, for more would wait for
+// ever.
+template <bool kWide>
+struct RoleRegisters {
+  static constexpr int kAdder = 160, kProducer = kWide ? 64 : 112;
+  static constexpr int kScorer = 4 * 128 - 2 * kAdder - kProducer;
+};
+
+// kWide: keys were widened before.
+template <bool kWide>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     SparseAttentionKernel(const __grid_constant__ CudaSparseAttentionParams p, int head_tiles,
                           const __grid_constant__ AttentionParts parts) {
@@ -26,17 +36,24 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
   AllowSuccessor();
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
+  using Registers = RoleRegisters<kWide>;
   if (warpgroup == 0) {
-    GiveRegisters<80>();
-    AttentionScorer(p, shared).Run();
+    SetRegisters<Registers::kScorer, 128>();
+    AttentionScorer<kWide>(p, shared).Run();
   } else if (warpgroup < 3) {
-    TakeRegisters<160>();
+    TakeRegisters<Registers::kAdder>();
     ValueAdder(p, parts, shared).Run();
   } else {
-    GiveRegisters<112>();
-    KeyProducer(p, head_tiles, parts.max_splits, SharedAddress(shared.keys), shared.located,
-                shared.items, shared.full, shared.empty)
-        .Run();
+    GiveRegisters<Registers::kProducer>();
+    const ItemDealer dealer(p, head_tiles, parts.max_splits, shared.items);
+    const uint32_t tiles = SharedAddress(shared.keys);
+    if constexpr (kWide) {
+      WideKeyProducer(p, dealer, tiles, shared.full, shared.empty, SharedAddress(shared.q),
+                      shared.queries)
+          .Run();
+    } else {
+      KeyProducer(dealer, tiles, shared.located, shared.full, shared.empty).Run();
+    }
   }
 }
 
@@ -290,6 +307,23 @@ void LaunchLong(const CudaSparseAttentionParams& p, device::Stream& stream) {
                p, parts);
 }
 
+// Whether a prompt's keys are widened before its attention: where they find room and each is looked
+// at often enough.
+bool AreWidened(const CudaSparseAttentionParams& p) {
+  constexpr int kFewTokens = 512, kMostKeysOfToken = 64;
+  if (!p.prefill || p.batch.num_tokens < kFewTokens) return false;
+  const int64_t entries = p.ratio == 0 ? 0 : p.batch.max_blocks * p.compressed.entries_per_page;
+  const int64_t keys = p.batch.num_seqs * (entries + kWindow) + p.num_fresh;
+  return keys <= kMostKeysOfToken * int64_t{p.batch.num_tokens} &&
+         keys * kWideRowBytes <= p.wide.bytes;
+}
+
+void LaunchWiden(const CudaSparseAttentionParams& p, device::Stream& stream) {
+  constexpr int kBlocks = 8 * kTargetBlocks;
+  const int y = std::min(p.batch.num_seqs, kBlocks);
+  LaunchKernel(WidenKeysKernel, dim3(std::max(1, kBlocks / y), y), kWidenThreads, 0, stream, p);
+}
+
 int HeadTiles(int num_heads) { return (num_heads + kHeadTile - 1) / kHeadTile; }
 
 }  // namespace
@@ -330,8 +364,11 @@ void Launch(const CudaSparseAttentionParams& p, device::Stream& stream) {
   const int blocks = p.batch.num_tokens * head_tiles;
   const int max_splits = p.prefill ? 1 : std::max(1, kTargetBlocks / blocks);
   const AttentionParts parts = parts_of(max_splits);
-  LaunchKernel(SparseAttentionKernel, dim3(std::min(blocks * max_splits, kTargetBlocks)),
-               kAttentionThreads, kAttentionSharedBytes, stream, p, head_tiles, parts);
+  const bool wide = AreWidened(p);
+  if (wide) LaunchWiden(p, stream);
+  LaunchKernel(wide ? SparseAttentionKernel<true> : SparseAttentionKernel<false>,
+               dim3(std::min(blocks * max_splits, kTargetBlocks)), kAttentionThreads,
+               kAttentionSharedBytes, stream, p, head_tiles, parts);
   if (max_splits > 1) LaunchCombine(p, parts, stream);
 }
 

@@ -33,6 +33,13 @@ struct AttentionWords {
   LaunchNumber number = {};
 };
 
+// Where a prompt's keys may lie as BF16: widened once, where a token widens each of its keys, which
+// takes longer than its products.
+struct WideKeys {
+  uint8_t* rows = nullptr;  // of 512 values
+  int64_t bytes = 0;
+};
+
 struct CudaSparseAttentionParams {
   CudaBatch batch;
   bool prefill = false;              // the same bits in a step of any size
@@ -58,6 +65,8 @@ struct CudaSparseAttentionParams {
   AttentionWords words = {};   // instead of q and selected, where AwaitsWords
   Bf16Tiles out;               // K = num_heads * 512
   float* workspace = nullptr;  // SparseAttentionWorkspaceBytes
+  WideKeys wide = {};          // of a prompt, or nowhere
+  int num_fresh = 0;           // then: the step's own keys
 };
 
 // Enough for any number of tokens.

@@ -22,6 +22,7 @@ struct Shape {
   std::vector<TestSequence> sequences;
   float compressed_scale = 1;  // of the compressed entries' values
   int padding = 2;             // tokens
+  bool prefill = false;
 };
 
 // Entries of a step's own tokens: as the GPU reads them, and their values.
@@ -98,6 +99,10 @@ class SparseAttentionCudaTest : public CudaTest {
     p.topk = shape.topk;
     p.out = {As<__nv_bfloat16>(out), rows / 8};
     p.workspace = As<float>(workspace);
+    const auto wide = PoisonedWide();
+    p.prefill = shape.prefill;
+    p.wide = {As<uint8_t>(wide), wide.bytes()};
+    p.num_fresh = tokens;
     p.allows_early = heads <= 32;  // as on ranks
     Launch(p, *gpu_stream_);
     const auto actual = output_ = Download<BFloat16>(out);
@@ -147,6 +152,9 @@ class SparseAttentionCudaTest : public CudaTest {
       EXPECT_EQ(actual[at].bits, 0xffff) << "a padding token was written";
     }
   }
+
+  // Room for 16K keys.
+  device::Buffer PoisonedWide() { return Poisoned(int64_t{16} << 20); }
 
   // Of queries and entries as numbered words, over what `out` holds.
   void ExpectSameOfWords(CudaSparseAttentionParams p, const std::vector<BFloat16>& q,
@@ -302,6 +310,9 @@ class PrefillAttentionCudaTest : public SparseAttentionCudaTest {
     p.topk = topk_;
     p.out = {As<__nv_bfloat16>(out), rows / 8};
     p.workspace = As<float>(workspace);
+    const auto wide = PoisonedWide();
+    p.wide = {As<uint8_t>(wide), wide.bytes()};
+    p.num_fresh = step.num_tokens;
     Launch(p, *gpu_stream_);
     const auto tiles = Download<BFloat16>(out);
     std::vector<BFloat16> values;
@@ -448,6 +459,19 @@ TEST_F(SparseAttentionCudaTest, ChunksOfAPromptMatchTheCpu) {
   Run({16, 4, 128, {{150, 140}, {700, 65}}});
   Run({64, 128, 512, {{300, 150}}});
   Run({64, 0, 512, {{63, 150}}});
+}
+
+// Steps of prompts of so many tokens that their keys are widened first: of some sequences, whose
+// window begins before the step, with it, or before the sequence.
+TEST_F(SparseAttentionCudaTest, KeysOfPromptsThatAreWidenedFirstMatchTheCpu) {
+  const std::vector<TestSequence> sequences{{150, 330}, {0, 120}, {700, 65}, {127, 1}, {5000, 2}};
+  for (const int ratio : {0, 4, 128}) {
+    Run({kIsRacecheck ? 8 : 40, ratio, 128, sequences, 1, 2, /*prefill=*/true});
+  }
+  if (kIsRacecheck) return;
+  Run({128, 4, 512, {{0, 520}}, 1, 0, true});
+  Run({64, 128, 512, {{20000, 512}}, 1, 2, true});
+  Run({64, 4, 512, {{2500, 512}}, 300, 2, true});
 }
 
 // A block's tokens one after another: of a tile each, of more and more, and of both in turn.

@@ -11,6 +11,7 @@ namespace fathom::kernels {
 inline constexpr int kWindow = 128;
 inline constexpr int kKeyTile = 64;
 inline constexpr int kHeadTile = 64;  // of wgmma
+inline constexpr int kWideRowBytes = 2 * kHeadDim;
 // Blocks that a step of few tokens is spread over.
 inline constexpr int kTargetBlocks = 132;
 
@@ -18,6 +19,24 @@ inline constexpr int kTargetBlocks = 132;
 struct KeyBytes {
   const uint8_t* data = nullptr;
   const uint8_t* scales = nullptr;
+};
+
+// Which rows of CudaSparseAttentionParams::wide_keys a sequence's keys have: entries as they lie in
+// its table of blocks, those of the sequences before it first; behind all of these the window's,
+// kWindow positions before the step's and the step's own.
+class WideRows {
+ public:
+  __device__ WideRows(const CudaSparseAttentionParams& p, int seq) {
+    const int entries = p.ratio == 0 ? 0 : p.batch.max_blocks * p.compressed.entries_per_page;
+    first_entry_ = seq * entries;
+    first_window_ = p.batch.num_seqs * entries + (seq + 1) * kWindow;
+  }
+  __device__ int Compressed(int entry) const { return first_entry_ + entry; }
+  // `fresh`: a position's row among the step's own, counted on from these to those before it.
+  __device__ int Window(int fresh) const { return first_window_ + fresh; }
+
+ private:
+  int first_entry_, first_window_;
 };
 
 class TokenKeys {
@@ -105,6 +124,12 @@ class TokenKeys {
     return At(p_.pages, page, (first_position_ + k) & (p_.pages.entries_per_page - 1));
   }
   __device__ KeyBytes Bytes(int k, int entry) const { return Bytes(k, entry, Page(k, entry)); }
+
+  // The key's among the widened ones (wide_keys.cuh).
+  __device__ int WideRow(int k, int entry) const {
+    const WideRows rows(p_, seq_);
+    return k < num_window_ ? rows.Window(fresh_row_ + k) : rows.Compressed(entry);
+  }
 
  private:
   __device__ TokenKeys(const CudaSparseAttentionParams& params, int token, int seq) : p_(params) {
