@@ -95,7 +95,7 @@ class LargeMultiplier {
   __device__ void Run() {
     if (threadIdx.x >= kMathThreads) {
       if constexpr (Ring::kExpands) {
-        GiveRegisters<48>();
+        GiveRegisters<56>();
         Expand();
       } else {
         GiveRegisters<56>();
@@ -103,7 +103,7 @@ class LargeMultiplier {
       }
     } else {
       if constexpr (Ring::kExpands) {
-        TakeRegisters<208>();
+        TakeRegisters<200>();
       } else {
         TakeRegisters<224>();
       }

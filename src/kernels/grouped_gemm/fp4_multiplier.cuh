@@ -68,13 +68,15 @@ __device__ __forceinline__ void BulkCopyToBoth(uint32_t shared, const void* glob
       : "memory");
 }
 
-// Arrives at the barrier in the cluster's block `rank`, without a release at the cluster's scope,
-// which would wait for all that the warp wrote: who waits here only overwrites what was read.
-__device__ __forceinline__ void ReleaseAt(uint64_t* barrier, uint32_t rank) {
+// Arrives, if so, at the barrier in the cluster's block `rank`, without a release at the cluster's
+// scope, which would wait for all that the warp wrote: who waits here only overwrites what was
+// read. No branch, over which the compiler moves hardly anything.
+__device__ __forceinline__ void ReleaseAt(uint64_t* barrier, uint32_t rank, bool arrives) {
   asm volatile(
-      "{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(SharedAddress(barrier)),
-      "r"(rank)
+      "{\n.reg .b32 r;\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n"
+      "mapa.shared::cluster.u32 r, %0, %1;\n"
+      "@p mbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(SharedAddress(barrier)),
+      "r"(rank), "r"(static_cast<uint32_t>(arrives))
       : "memory");
 }
 
@@ -274,24 +276,22 @@ class Fp4Multiplier {
 #pragma unroll
     for (int j = 0; j < kTokens / 2; ++j) d[j] *= j % 4 < 2 ? low : high;
     work_.template Write<kTokens>(index, tokens, d, ring_.pair_weights[stage_]);
-    Release(stage_);
+    Release(stage_, true);
     Advance();
   }
 
   __device__ void Advance() {
     if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;
   }
-  __device__ void Release(int stage) {
+  // Where `any`. All that was loaded from the stage has been used, so that no load is under way.
+  __device__ void Release(int stage, bool any) {
     if constexpr (kCluster == 1) {
-      WarpHandBack(&ring_.empty[stage]);
+      if (any) WarpHandBack(&ring_.empty[stage]);
     } else {
       __syncwarp();
-      if (lane() < kCluster * kWarpArrivals) {
-        FinishLoads();
-        const auto block = static_cast<uint32_t>(lane() % kCluster);
-        ReleaseAt(&ring_.empty[stage], block);
-        if (kWarpArrivals > 1) ReleaseAt(&ring_.empty[stage], block ^ 1);
-      }
+      const auto block = static_cast<uint32_t>(lane() % kCluster);
+      ReleaseAt(&ring_.empty[stage], block, any && lane() < kCluster * kWarpArrivals);
+      if (kWarpArrivals > 1) ReleaseAt(&ring_.empty[stage], block ^ 1, any);
     }
   }
 
@@ -301,28 +301,46 @@ class Fp4Multiplier {
   }
 
   // The row tiles that rows g and g + 8 of this thread's are of, and the rows in them.
-  __device__ static int LowTile() { return kPairs ? group() / 2 : group(); }
-  __device__ static int HighTile() { return kPairs ? kGroups / 2 + group() / 2 : group(); }
-  __device__ static int LowRow() {
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    return kPairs ? warp % 8 * 8 + lane() / 4 : warp % 4 * 16 + lane() / 4;
+  __device__ int LowTile() const {
+    if (kPairs) return kGroups == 2 ? 0 : static_cast<int>(thread_) / 256;
+    return static_cast<int>(thread_) / 128;
   }
-  __device__ static int HighRow() { return kPairs ? LowRow() : LowRow() + 8; }
+  __device__ int HighTile() const { return LowTile() + kPairsApart; }
+  __device__ int LowRow() const {
+    const int warp = static_cast<int>(thread_) / 32;
+    return kPairs ? warp % 8 * 8 + static_cast<int>(thread_) % 32 / 4
+                  : warp % 4 * 16 + static_cast<int>(thread_) % 32 / 4;
+  }
+  __device__ int HighRow() const { return kPairs ? LowRow() : LowRow() + 8; }
+  // From a thread's codes and scales of row g to those of row g + 8.
+  static constexpr int kPairsApart = kPairs ? kGroups / 2 : 0;  // tiles
+  static constexpr int kHighBytes = kPairsApart * Ring::kTileBytes;
+  static constexpr int kHighScales = kPairs ? kHighBytes : 8 * 4;
   // Whose chunks of a tile this thread reads.
-  __device__ static int Fragment() {
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    return (kPairs ? warp % 8 / 2 : warp % 4) * 32 + lane();
+  __device__ int Fragment() const {
+    const int warp = static_cast<int>(thread_) / 32;
+    return (kPairs ? warp % 8 / 2 : warp % 4) * 32 + static_cast<int>(thread_) % 32;
   }
+
+  // Where a stage's codes and scales of row g and the tokens' scales begin for this thread, in
+  // bytes.
+  __device__ uint32_t CodesPlace() const {
+    return static_cast<uint32_t>(LowTile() * Ring::kTileBytes + Fragment() * 16);
+  }
+  __device__ uint32_t ScalesPlace() const {
+    return static_cast<uint32_t>(LowTile() * Ring::kTileBytes + 4096 + LowRow() * 4);
+  }
+  __device__ uint32_t XScalesPlace() const { return thread_ % 4 * 8; }
 
   // The codes of rows g and g + 8: [row][32 columns].
   __device__ void LoadCodes(uint32_t (&words)[2][4]) const {
-    const auto* low = reinterpret_cast<const uint4*>(ring_.weights[stage_][LowTile()]);
+    const std::byte* const low =
+        ring_.weights[stage_][0] + (kGroups == 2 ? codes_at_ : CodesPlace());
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      const uint4 chunk = low[c * 128 + Fragment()];
+      const uint4 chunk = reinterpret_cast<const uint4*>(low)[c * 128];
       if constexpr (kPairs) {
-        const auto* high = reinterpret_cast<const uint4*>(ring_.weights[stage_][HighTile()]);
-        const uint4 other = high[c * 128 + Fragment()];
+        const uint4 other = reinterpret_cast<const uint4*>(low + kHighBytes)[c * 128];
         const bool second = odd_warp_ != 0;
         words[0][2 * c] = second ? chunk.y : chunk.x;
         words[0][2 * c + 1] = second ? chunk.w : chunk.z;
@@ -335,15 +353,14 @@ class Fp4Multiplier {
     }
   }
 
-  __device__ uint32_t Scales(int tile, int row) const {
-    return reinterpret_cast<const uint32_t*>(ring_.weights[stage_][tile] + 4096)[row];
-  }
-
   __device__ __forceinline__ void Expand(uint32_t (&a)[4][4]) const {
     uint32_t words[2][4];
     LoadCodes(words);
-    const uint32_t below[2] = {row_max_[0] - Scales(LowTile(), LowRow()),
-                               row_max_[1] - Scales(HighTile(), HighRow())};
+    const std::byte* const scales =
+        ring_.weights[stage_][0] + (kGroups == 2 ? scales_at_ : ScalesPlace());
+    const uint32_t below[2] = {
+        row_max_[0] - *reinterpret_cast<const uint32_t*>(scales),
+        row_max_[1] - *reinterpret_cast<const uint32_t*>(scales + kHighScales)};
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
 #pragma unroll
@@ -366,7 +383,7 @@ class Fp4Multiplier {
     float2 scales[kChunk<kTokens> / 8];
     LoadScales<0>(scales);
     Start<kTokens, 0>(a, even);
-    if (last >= 0) Release(last);
+    if (kCluster > 1 || last >= 0) Release(max(last, 0), last >= 0);
     AddChunks<kTokens, 0>(a, even, odd, scales, d);
   }
 
@@ -392,9 +409,10 @@ class Fp4Multiplier {
   // Of this thread's columns of a chunk.
   template <int kAt, int kEights>
   __device__ __forceinline__ void LoadScales(float2 (&scales)[kEights]) const {
-    const float* from = ring_.x_scales[stage_] + kAt + lane() % 4 * 2;
+    const auto* const from = reinterpret_cast<const std::byte*>(ring_.x_scales[stage_] + kAt) +
+                             (kGroups == 2 ? x_scales_at_ : XScalesPlace());
 #pragma unroll
-    for (int j = 0; j < kEights; ++j) scales[j] = *reinterpret_cast<const float2*>(from + j * 8);
+    for (int j = 0; j < kEights; ++j) scales[j] = *reinterpret_cast<const float2*>(from + j * 32);
   }
 
   template <int kTokens, int kAt, int kSize>
@@ -428,9 +446,13 @@ class Fp4Multiplier {
   const int first_, stride_;
   int stage_ = 0;
   uint32_t parity_ = 0;
-  // In a register: from threadIdx, which takes long to read, the compiler would make it at every
-  // use.
+  // In registers: from threadIdx, which takes long to read, the compiler would make them at every
+  // use. The last three only of two groups: of four there are none left.
+  const uint32_t thread_ = InRegister(threadIdx.x);
   const uint32_t odd_warp_ = InRegister(threadIdx.x / 32 % 2);
+  const uint32_t codes_at_ = kGroups == 2 ? InRegister(CodesPlace()) : 0;
+  const uint32_t scales_at_ = kGroups == 2 ? InRegister(ScalesPlace()) : 0;
+  const uint32_t x_scales_at_ = kGroups == 2 ? InRegister(XScalesPlace()) : 0;
   uint32_t row_max_[2] = {};  // the largest scales of rows g and g + 8, in all four bytes
 };
 
