@@ -113,7 +113,7 @@ class LargeMultiplier {
 
  private:
   __device__ static int thread() { return static_cast<int>(threadIdx.x) % 128; }
-  __device__ static int warpgroup() { return static_cast<int>(threadIdx.x) / 128; }
+  __device__ int warpgroup() const { return warpgroup_; }
 
   // One thread.
   __device__ void Produce() {
@@ -249,7 +249,14 @@ class LargeMultiplier {
   __device__ uint64_t WeightDescriptor(int stage) {
     return SmemDescriptor(SharedAddress(ring_.weights[stage]));
   }
-  __device__ void Release(int stage) { WarpHandBack(&ring_.empty[stage]); }
+  // Behind what multiplies from there; only FP8 has loads of its own from it, too.
+  __device__ void Release(int stage) {
+    if constexpr (Ring::kFp8X) {
+      WarpHandBack(&ring_.empty[stage]);
+    } else {
+      WarpArrive(&ring_.empty[stage]);
+    }
+  }
 
   template <int kMine>
   __device__ void AddStep(int stage, LargeSums& d) {
@@ -312,6 +319,8 @@ class LargeMultiplier {
   Ring& ring_;
   Work& work_;
   const int first_, stride_;
+  // A shuffle's result is the same in all lanes, for the compiler, too.
+  const int warpgroup_ = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
 };
 
 }  // namespace fathom::kernels
