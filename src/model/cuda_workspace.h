@@ -56,7 +56,7 @@ struct CudaWorkspace {
   __nv_bfloat16* index_q = nullptr;  // [M, index heads * 128]
   int32_t* selected = nullptr;       // [M, index_topk]
   int32_t* num_selected = nullptr;   // [M]
-  std::byte* index_workspace = nullptr;
+  std::byte* index_workspace = nullptr;  // of the selection, then a prompt's widened keys
   int64_t index_workspace_bytes = 0;
   __nv_bfloat16* attention_out = nullptr;  // tiles, likewise
   float* attention_workspace = nullptr;
