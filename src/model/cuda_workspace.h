@@ -52,10 +52,10 @@ struct CudaWorkspace {
   __nv_bfloat16* index_projected = nullptr;  // [M, index heads]
   uint8_t* qr_fp8 = nullptr;                 // tiles [M, q_lora_rank]
   float* qr_scales = nullptr;
-  __nv_bfloat16* q = nullptr;        // [M, heads * 512], or of all heads some tokens'
-  __nv_bfloat16* index_q = nullptr;  // [M, index heads * 128]
-  int32_t* selected = nullptr;       // [M, index_topk]
-  int32_t* num_selected = nullptr;   // [M]
+  __nv_bfloat16* q = nullptr;            // [M, heads * 512], or of all heads some tokens'
+  __nv_bfloat16* index_q = nullptr;      // [M, index heads * 128]
+  int32_t* selected = nullptr;           // [M, index_topk]
+  int32_t* num_selected = nullptr;       // [M]
   std::byte* index_workspace = nullptr;  // of the selection, then a prompt's widened keys
   int64_t index_workspace_bytes = 0;
   __nv_bfloat16* attention_out = nullptr;  // tiles, likewise

@@ -283,7 +283,8 @@ class Fp4Multiplier {
   __device__ void Advance() {
     if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;
   }
-  // Where `any`. All that was loaded from the stage has been used, so that no load is under way.
+  // Where `any`. Of two groups without a fence: what was loaded from the stage last has been used,
+  // and a warp's loads from shared memory come in their order, so that none is under way.
   __device__ void Release(int stage, bool any) {
     if constexpr (kCluster == 1) {
       if (any) WarpHandBack(&ring_.empty[stage]);

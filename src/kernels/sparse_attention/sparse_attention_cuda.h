@@ -33,8 +33,9 @@ struct AttentionWords {
   LaunchNumber number = {};
 };
 
-// Where a prompt's keys may lie as BF16: widened once, where a token widens each of its keys, which
-// takes longer than its products.
+// Room for a prompt's keys as BF16, which a launch before attention widens, each once: where every
+// token widens its own, that takes longer than its products. Of 512 tokens and more, whose keys
+// find room and are not too many for as few tokens; else, with the same bits, tokens do.
 struct WideKeys {
   uint8_t* rows = nullptr;  // of 512 values
   int64_t bytes = 0;
@@ -65,8 +66,8 @@ struct CudaSparseAttentionParams {
   AttentionWords words = {};   // instead of q and selected, where AwaitsWords
   Bf16Tiles out;               // K = num_heads * 512
   float* workspace = nullptr;  // SparseAttentionWorkspaceBytes
-  WideKeys wide = {};          // of a prompt, or nowhere
-  int num_fresh = 0;           // then: the step's own keys
+  WideKeys wide = {};          // prefill
+  int num_fresh = 0;           // then: rows of `fresh`
 };
 
 // Enough for any number of tokens.

@@ -21,7 +21,7 @@ struct KeyBytes {
   const uint8_t* scales = nullptr;
 };
 
-// Which rows of CudaSparseAttentionParams::wide_keys a sequence's keys have: entries as they lie in
+// Which rows of CudaSparseAttentionParams::wide a sequence's keys have: entries as they lie in
 // its table of blocks, those of the sequences before it first; behind all of these the window's,
 // kWindow positions before the step's and the step's own.
 class WideRows {
