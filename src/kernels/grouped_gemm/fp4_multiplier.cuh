@@ -127,7 +127,6 @@ class Fp4Multiplier {
 
  private:
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  __device__ static int group() { return static_cast<int>(threadIdx.x) / 128; }
 
   // What a lane of the last warp copies: of every step; the lanes after those of the first or last.
   struct Copy {
@@ -308,9 +307,8 @@ class Fp4Multiplier {
   }
   __device__ int HighTile() const { return LowTile() + kPairsApart; }
   __device__ int LowRow() const {
-    const int warp = static_cast<int>(thread_) / 32;
-    return kPairs ? warp % 8 * 8 + static_cast<int>(thread_) % 32 / 4
-                  : warp % 4 * 16 + static_cast<int>(thread_) % 32 / 4;
+    const int thread = static_cast<int>(thread_), warp = thread / 32;
+    return (kPairs ? warp % 8 * 8 : warp % 4 * 16) + thread % 32 / 4;
   }
   __device__ int HighRow() const { return kPairs ? LowRow() : LowRow() + 8; }
   // From a thread's codes and scales of row g to those of row g + 8.
@@ -319,8 +317,8 @@ class Fp4Multiplier {
   static constexpr int kHighScales = kPairs ? kHighBytes : 8 * 4;
   // Whose chunks of a tile this thread reads.
   __device__ int Fragment() const {
-    const int warp = static_cast<int>(thread_) / 32;
-    return (kPairs ? warp % 8 / 2 : warp % 4) * 32 + static_cast<int>(thread_) % 32;
+    const int thread = static_cast<int>(thread_), warp = thread / 32;
+    return (kPairs ? warp % 8 / 2 : warp % 4) * 32 + thread % 32;
   }
 
   // Where a stage's codes and scales of row g and the tokens' scales begin for this thread, in
@@ -384,7 +382,7 @@ class Fp4Multiplier {
     float2 scales[kChunk<kTokens> / 8];
     LoadScales<0>(scales);
     Start<kTokens, 0>(a, even);
-    if (kCluster > 1 || last >= 0) Release(max(last, 0), last >= 0);
+    Release(max(last, 0), last >= 0);
     AddChunks<kTokens, 0>(a, even, odd, scales, d);
   }
 

@@ -151,7 +151,7 @@ class AttentionScorer {
     for (int r = 0; r < kRuns; ++r) angles[r] = item.angles[lane() % 8 + 8 * r];
 #pragma unroll 1
     for (int i = 0; i < 4 / kSets; ++i) {
-      const int row = warp() * 16 + (kSets == 2 ? i * 8 : i / 2 * 8 + i % 2) + lane() / 8 * 2;
+      const int set = i * kSets, row = warp() * 16 + set / 2 * 8 + set % 2 + lane() / 8 * 2;
       // The second set's is the next row.
       uint32_t at[kSets];
 #pragma unroll

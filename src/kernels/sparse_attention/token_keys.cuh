@@ -19,6 +19,16 @@ inline constexpr int kTargetBlocks = 132;
 struct KeyBytes {
   const uint8_t* data = nullptr;
   const uint8_t* scales = nullptr;
+
+  __device__ static KeyBytes At(const PagedEntries& entries, int32_t page, int entry) {
+    const DeviceEntry e = EntryAt(entries, page, entry);
+    return {e.data, e.scales};
+  }
+  // Of the step's own.
+  __device__ static KeyBytes Fresh(const CudaSparseAttentionParams& p, int row) {
+    const uint8_t* const bytes = p.fresh + int64_t{row} * kFreshRowBytes;
+    return {bytes, bytes + kKvDataBytes};
+  }
 };
 
 // Which rows of CudaSparseAttentionParams::wide a sequence's keys have: entries as they lie in
@@ -115,13 +125,10 @@ class TokenKeys {
   __device__ KeyBytes Bytes(int k, int entry, int page) const {
     if (k >= size_) return {};
     if (k >= num_window_) {
-      return At(p_.compressed, page, entry & (p_.compressed.entries_per_page - 1));
+      return KeyBytes::At(p_.compressed, page, entry & (p_.compressed.entries_per_page - 1));
     }
-    if (k >= num_paged_) {
-      const uint8_t* row = p_.fresh + int64_t{fresh_row_ + k} * kFreshRowBytes;
-      return {row, row + kKvDataBytes};
-    }
-    return At(p_.pages, page, (first_position_ + k) & (p_.pages.entries_per_page - 1));
+    if (k >= num_paged_) return KeyBytes::Fresh(p_, fresh_row_ + k);
+    return KeyBytes::At(p_.pages, page, (first_position_ + k) & (p_.pages.entries_per_page - 1));
   }
   __device__ KeyBytes Bytes(int k, int entry) const { return Bytes(k, entry, Page(k, entry)); }
 
@@ -152,10 +159,6 @@ class TokenKeys {
   // Pages hold a power of two of entries.
   __device__ static int PageShift(const PagedEntries& entries) {
     return __ffs(entries.entries_per_page) - 1;
-  }
-  __device__ static KeyBytes At(const PagedEntries& entries, int32_t page, int entry) {
-    const DeviceEntry e = EntryAt(entries, page, entry);
-    return {e.data, e.scales};
   }
 
   const CudaSparseAttentionParams& p_;

@@ -1,6 +1,6 @@
-// A prompt's keys as BF16 rows in memory, widened once a layer: of each sequence the compressed
-// entries that it has by the step's end and its window's positions (WideRows, token_keys.cuh).
-// Device code only.
+// A prompt's keys as BF16 rows in memory (CudaSparseAttentionParams::wide), widened once a layer by
+// a launch before attention: of each sequence the compressed entries that it has by the step's end
+// and its window's positions, in the places of WideRows (token_keys.cuh). Device code only.
 #pragma once
 
 #include "kernels/launch.cuh"
@@ -28,20 +28,17 @@ class SequenceKeys {
     const CudaBatch& b = p_.batch;
     if (k < entries_) {
       const int of_page = p_.compressed.entries_per_page;
-      return At(p_.compressed, b.block_tables[int64_t{seq_} * b.max_blocks + k / of_page],
-                k % of_page);
+      return KeyBytes::At(p_.compressed, b.block_tables[int64_t{seq_} * b.max_blocks + k / of_page],
+                          k % of_page);
     }
     const int i = Behind(k);
-    if (i >= 0) {
-      const uint8_t* row = p_.fresh + int64_t{fresh_ + i} * kFreshRowBytes;
-      return {row, row + kKvDataBytes};
-    }
+    if (i >= 0) return KeyBytes::Fresh(p_, fresh_ + i);
     const int position = computed_ + i;
     if (position < 0 || i == -kWindow) return {};
     const int of_page = p_.pages.entries_per_page;
     const int page = position / of_page - b.first_window_page[seq_];
-    return At(p_.pages, b.window_tables[int64_t{seq_} * b.max_window_pages + page],
-              position % of_page);
+    return KeyBytes::At(p_.pages, b.window_tables[int64_t{seq_} * b.max_window_pages + page],
+                        position % of_page);
   }
   __device__ int Row(int k) const {
     return k < entries_ ? rows_.Compressed(k) : rows_.Window(fresh_ + Behind(k));
@@ -50,10 +47,6 @@ class SequenceKeys {
  private:
   // Positions behind those of earlier steps.
   __device__ int Behind(int k) const { return k - entries_ - kWindow; }
-  __device__ static KeyBytes At(const PagedEntries& entries, int32_t page, int entry) {
-    const DeviceEntry e = EntryAt(entries, page, entry);
-    return {e.data, e.scales};
-  }
 
   const CudaSparseAttentionParams& p_;
   const int seq_;
