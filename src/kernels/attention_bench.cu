@@ -200,9 +200,10 @@ class Layer {
     p.out = {bench_.Array<__nv_bfloat16>(rows_ * p.num_heads * 512), rows_ / 8};
     p.workspace = bench_.Array<float>(SparseAttentionWorkspaceBytes(p.num_heads) / 4);
     p.prefill = step_.tokens_per_seq > 1;
-    p.num_fresh = tokens_;
-    p.wide.bytes = p.prefill ? int64_t{1} << 30 : 0;
-    p.wide.rows = reinterpret_cast<uint8_t*>(bench_.Memory(p.wide.bytes));
+    if (p.prefill) {
+      p.num_fresh = tokens_, p.wide.bytes = int64_t{1} << 30;
+      p.wide.rows = bench_.Array<uint8_t>(p.wide.bytes);
+    }
     const double us = bench_.Time(kLayers, [&](int layer) {
       p.pages = Window(layer), p.compressed = Compressed(layer, ratio);
       Launch(p, bench_.stream());

@@ -16,12 +16,13 @@
 namespace fathom::kernels {
 namespace {
 
-// What threads of each role have: 4 * 128 in all, what the block is given, for more would wait for
-// ever.
+// What threads of each role have: of four warpgroups what the block is given, for more would wait
+// for ever.
+inline constexpr int kGivenRegisters = (1 << 16) / kAttentionThreads;
 template <bool kWide>
 struct RoleRegisters {
   static constexpr int kAdder = 160, kProducer = kWide ? 64 : 112;
-  static constexpr int kScorer = 4 * 128 - 2 * kAdder - kProducer;
+  static constexpr int kScorer = 4 * kGivenRegisters - 2 * kAdder - kProducer;
 };
 
 // kWide: keys were widened before.
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
   using Registers = RoleRegisters<kWide>;
   if (warpgroup == 0) {
-    SetRegisters<Registers::kScorer, 128>();
+    SetRegisters<Registers::kScorer, kGivenRegisters>();
     AttentionScorer<kWide>(p, shared).Run();
   } else if (warpgroup < 3) {
     TakeRegisters<Registers::kAdder>();
@@ -307,17 +308,6 @@ void LaunchLong(const CudaSparseAttentionParams& p, device::Stream& stream) {
                p, parts);
 }
 
-// Whether a prompt's keys are widened before its attention: where they find room and each is looked
-// at often enough.
-bool AreWidened(const CudaSparseAttentionParams& p) {
-  constexpr int kFewTokens = 512, kMostKeysOfToken = 64;
-  if (!p.prefill || p.batch.num_tokens < kFewTokens) return false;
-  const int64_t entries = p.ratio == 0 ? 0 : p.batch.max_blocks * p.compressed.entries_per_page;
-  const int64_t keys = p.batch.num_seqs * (entries + kWindow) + p.num_fresh;
-  return keys <= kMostKeysOfToken * int64_t{p.batch.num_tokens} &&
-         keys * kWideRowBytes <= p.wide.bytes;
-}
-
 void LaunchWiden(const CudaSparseAttentionParams& p, device::Stream& stream) {
   constexpr int kBlocks = 8 * kTargetBlocks;
   const int y = std::min(p.batch.num_seqs, kBlocks);
@@ -329,6 +319,16 @@ int HeadTiles(int num_heads) { return (num_heads + kHeadTile - 1) / kHeadTile; }
 }  // namespace
 
 int64_t SparseAttentionWorkspaceBytes(int num_heads) { return PartsBytes(num_heads); }
+
+bool WidensKeys(const CudaSparseAttentionParams& p) {
+  constexpr int kFewTokens = 512, kMostKeysOfToken = 64;
+  if (!p.prefill || p.batch.num_tokens < kFewTokens) return false;
+  const int64_t entries =
+      p.ratio == 0 ? 0 : int64_t{p.batch.max_blocks} * p.compressed.entries_per_page;
+  const int64_t keys = p.batch.num_seqs * (entries + kWindow) + p.num_fresh;
+  return keys <= kMostKeysOfToken * int64_t{p.batch.num_tokens} &&
+         keys * kWideRowBytes <= p.wide.bytes;
+}
 
 bool AwaitsWords(const CudaSparseAttentionParams& p) {
   const DecodePlan plan = PlanDecode(p);
@@ -364,7 +364,7 @@ void Launch(const CudaSparseAttentionParams& p, device::Stream& stream) {
   const int blocks = p.batch.num_tokens * head_tiles;
   const int max_splits = p.prefill ? 1 : std::max(1, kTargetBlocks / blocks);
   const AttentionParts parts = parts_of(max_splits);
-  const bool wide = AreWidened(p);
+  const bool wide = WidensKeys(p);
   if (wide) LaunchWiden(p, stream);
   LaunchKernel(wide ? SparseAttentionKernel<true> : SparseAttentionKernel<false>,
                dim3(std::min(blocks * max_splits, kTargetBlocks)), kAttentionThreads,

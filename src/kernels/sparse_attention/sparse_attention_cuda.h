@@ -34,8 +34,7 @@ struct AttentionWords {
 };
 
 // Room for a prompt's keys as BF16, which a launch before attention widens, each once: where every
-// token widens its own, that takes longer than its products. Of 512 tokens and more, whose keys
-// find room and are not too many for as few tokens; else, with the same bits, tokens do.
+// token widens its own, that takes longer than its products.
 struct WideKeys {
   uint8_t* rows = nullptr;  // of 512 values
   int64_t bytes = 0;
@@ -72,6 +71,11 @@ struct CudaSparseAttentionParams {
 
 // Enough for any number of tokens.
 int64_t SparseAttentionWorkspaceBytes(int num_heads);
+
+// Whether a prompt's keys are widened before its attention: of 512 tokens and more, where they find
+// room in `wide` and are not too many for so few tokens. Else each token widens its own; the bits
+// are the same.
+bool WidensKeys(const CudaSparseAttentionParams& params);
 
 // Whether queries and selection may be words: one token's.
 bool AwaitsWords(const CudaSparseAttentionParams& params);

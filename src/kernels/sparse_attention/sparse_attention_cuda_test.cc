@@ -103,6 +103,7 @@ class SparseAttentionCudaTest : public CudaTest {
     p.prefill = shape.prefill;
     p.wide = {As<uint8_t>(wide), wide.bytes()};
     p.num_fresh = tokens;
+    EXPECT_EQ(WidensKeys(p), shape.prefill);
     p.allows_early = heads <= 32;  // as on ranks
     Launch(p, *gpu_stream_);
     const auto actual = output_ = Download<BFloat16>(out);
@@ -313,6 +314,7 @@ class PrefillAttentionCudaTest : public SparseAttentionCudaTest {
     const auto wide = PoisonedWide();
     p.wide = {As<uint8_t>(wide), wide.bytes()};
     p.num_fresh = step.num_tokens;
+    EXPECT_EQ(WidensKeys(p), is_prefill_ && step.num_tokens >= 512);
     Launch(p, *gpu_stream_);
     const auto tiles = Download<BFloat16>(out);
     std::vector<BFloat16> values;
@@ -459,6 +461,27 @@ TEST_F(SparseAttentionCudaTest, ChunksOfAPromptMatchTheCpu) {
   Run({16, 4, 128, {{150, 140}, {700, 65}}});
   Run({64, 128, 512, {{300, 150}}});
   Run({64, 0, 512, {{63, 150}}});
+}
+
+// Needs no GPU.
+TEST(WidensKeys, OfPromptsOf512TokensWhereTheKeysFindRoom) {
+  const auto widens = [](int tokens, int context, int64_t bytes, bool prefill = true) {
+    CudaSparseAttentionParams p;
+    p.prefill = prefill, p.ratio = 4, p.compressed.entries_per_page = 64;
+    p.batch.max_blocks = context / 256, p.batch.num_seqs = 1, p.batch.num_tokens = tokens;
+    p.num_fresh = tokens, p.wide.bytes = bytes;
+    return WidensKeys(p);
+  };
+  constexpr int64_t kRow = 1024, kRoom = int64_t{1} << 30;
+  EXPECT_TRUE(widens(512, 8192, kRoom));
+  EXPECT_FALSE(widens(511, 8192, kRoom));
+  EXPECT_FALSE(widens(512, 8192, kRoom, /*prefill=*/false));
+  // A table's entries, a window before the step and the step's own.
+  EXPECT_TRUE(widens(512, 8192, (2048 + 128 + 512) * kRow));
+  EXPECT_FALSE(widens(512, 8192, (2048 + 128 + 512) * kRow - 1));
+  // Up to 64 keys a token.
+  EXPECT_TRUE(widens(8192, 1 << 20, kRoom));
+  EXPECT_FALSE(widens(512, 1 << 20, kRoom));
 }
 
 // Steps of prompts of so many tokens that their keys are widened first: of some sequences, whose
