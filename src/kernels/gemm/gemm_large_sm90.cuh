@@ -249,14 +249,8 @@ class LargeMultiplier {
   __device__ uint64_t WeightDescriptor(int stage) {
     return SmemDescriptor(SharedAddress(ring_.weights[stage]));
   }
-  // Behind what multiplies from there; only FP8 has loads of its own from it, too.
-  __device__ void Release(int stage) {
-    if constexpr (Ring::kFp8X) {
-      WarpHandBack(&ring_.empty[stage]);
-    } else {
-      WarpArrive(&ring_.empty[stage]);
-    }
-  }
+  // Behind what multiplies from there.
+  __device__ void Release(int stage) { WarpArrive(&ring_.empty[stage]); }
 
   template <int kMine>
   __device__ void AddStep(int stage, LargeSums& d) {
@@ -275,6 +269,12 @@ class LargeMultiplier {
     Release(stage);
   }
 
+  // Which the compiler does not know: grids have one dimension.
+  __device__ static uint32_t Zero() {
+    uint32_t zero;
+    asm("mov.u32 %0, %%ctaid.z;" : "=r"(zero));
+    return zero;
+  }
   __device__ static uint32_t ScaleByte(const LargeTile& tile, int half, int k) {
     return kKind == TileKind::kFp8 && k < tile.num_steps ? __ldg(tile.scales[half] + k) : 127u;
   }
@@ -296,7 +296,9 @@ class LargeMultiplier {
       }
       WgmmaCommit();
       WgmmaWait<0>();
-      if (i == kMine - 1) Release(stage);
+      if (i == kMine - 1) {
+        WarpHandBackBehind(&ring_.empty[stage], true, low, high, Zero());
+      }
       AddScaled(product, low, high, scales, d[i]);
     }
   }

@@ -36,6 +36,7 @@ enum class WgmmaType { kE4m3, kBf16 };
 // D's registers as operands, N / 2 of a thread, …
 #define FATHOM_WGMMA_D4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define FATHOM_WGMMA_D8(i) FATHOM_WGMMA_D4(i), FATHOM_WGMMA_D4((i) + 4)
+#define FATHOM_WGMMA_D12(i) FATHOM_WGMMA_D8(i), FATHOM_WGMMA_D4((i) + 8)
 #define FATHOM_WGMMA_D16(i) FATHOM_WGMMA_D8(i), FATHOM_WGMMA_D8((i) + 8)
 #define FATHOM_WGMMA_D20(i) FATHOM_WGMMA_D16(i), FATHOM_WGMMA_D4((i) + 16)
 #define FATHOM_WGMMA_D24(i) FATHOM_WGMMA_D16(i), FATHOM_WGMMA_D8((i) + 16)
@@ -45,6 +46,7 @@ enum class WgmmaType { kE4m3, kBf16 };
 // … and their names in the instruction.
 #define FATHOM_WGMMA_NAMES4 "%0, %1, %2, %3"
 #define FATHOM_WGMMA_NAMES8 FATHOM_WGMMA_NAMES4 ", %4, %5, %6, %7"
+#define FATHOM_WGMMA_NAMES12 FATHOM_WGMMA_NAMES8 ", %8, %9, %10, %11"
 #define FATHOM_WGMMA_NAMES16 FATHOM_WGMMA_NAMES8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define FATHOM_WGMMA_NAMES20 FATHOM_WGMMA_NAMES16 ", %16, %17, %18, %19"
 #define FATHOM_WGMMA_NAMES24 FATHOM_WGMMA_NAMES20 ", %20, %21, %22, %23"
@@ -85,6 +87,7 @@ struct Wgmma;
 FATHOM_WGMMA_TYPES(8, 4, 4, 5, 6, 7, 8, 9)
 FATHOM_WGMMA_TYPES(16, 8, 8, 9, 10, 11, 12, 13)
 FATHOM_WGMMA_TYPES(32, 16, 16, 17, 18, 19, 20, 21)
+FATHOM_WGMMA(kE4m3, 24, 12, "k32.f32.e4m3.e4m3", "", "", 12, 13, 14, 15, 16, 17)
 FATHOM_WGMMA(kE4m3, 40, 20, "k32.f32.e4m3.e4m3", "", "", 20, 21, 22, 23, 24, 25)
 FATHOM_WGMMA(kE4m3, 48, 24, "k32.f32.e4m3.e4m3", "", "", 24, 25, 26, 27, 28, 29)
 FATHOM_WGMMA(kE4m3, 56, 28, "k32.f32.e4m3.e4m3", "", "", 28, 29, 30, 31, 32, 33)

@@ -1,5 +1,5 @@
 // Tiles of up to 64 tokens: 256 weight rows a block, so that a block makes all 128
-// columns of t that share FP8 scales; memory speed decides. Wider tiles: 128 weight rows a block,
+// columns of t that share FP8 scales. Wider tiles: 128 weight rows a block,
 // and a cluster of two makes the 128 columns. Whoever has columns of a token tells the others the
 // largest magnitude of them.
 #include <algorithm>
@@ -28,12 +28,12 @@ __device__ int Warp() { return Thread() / 32; }
 __device__ int Lane() { return static_cast<int>(threadIdx.x) % 32; }
 
 // In the cluster.
-template <int kGroups>
+template <int kRowTiles>
 __device__ int Rank() {
-  return Fp4Cluster(kGroups) == 1 ? 0 : static_cast<int>(ClusterRank());
+  return Fp4Cluster(kRowTiles) == 1 ? 0 : static_cast<int>(ClusterRank());
 }
 
-template <int kGroups>
+template <int kRowTiles>
 struct Work {
   const CudaExpertParams& p;
   const int row_blocks;  // of a tile
@@ -43,8 +43,8 @@ struct Work {
   __device__ int row_block(int index) const { return index % row_blocks; }
   __device__ const ExpertTile& tokens(int index) const { return p.plan.tiles[index / row_blocks]; }
 
-  __device__ Fp4Product<kGroups> Make(const ExpertTile& tokens, const Fp8Tiles& x,
-                                      int x_group) const {
+  __device__ Fp4Product<kRowTiles> Make(const ExpertTile& tokens, const Fp8Tiles& x,
+                                        int x_group) const {
     return {.tokens = tokens,
             .x = reinterpret_cast<const std::byte*>(x.codes) + int64_t{x_group} * kTileBytes,
             .x_scales = x.scales + x_group * 8,
@@ -53,27 +53,27 @@ struct Work {
   }
 };
 
-template <int kGroups, int kMaxTokens, int kStages>
-struct Fp4GateUp : Work<kGroups> {
-  using Base = Work<kGroups>;
-  using Ring = Fp4Ring<kGroups, kMaxTokens, kStages>;
-  static constexpr int kBlocks = Fp4Cluster(kGroups);  // that make 128 columns of t
-  static constexpr int kRowBytes = 80;                 // of a token's 32 columns in Ring::out
-  static constexpr int kEach = (kMaxTokens + 127) / 128;
+template <int kRowTiles, int kMaxTokens, int kStages>
+struct Fp4GateUp : Work<kRowTiles> {
+  using Base = Work<kRowTiles>;
+  using Ring = Fp4Ring<kRowTiles, kMaxTokens, kStages>;
+  static constexpr int kBlocks = Fp4Cluster(kRowTiles);  // that make 128 columns of t
+  static constexpr int kEach = Ring::kEach;
+  static constexpr int kColumns = kEach * 32;  // of a warpgroup
   Ring& ring;
   uint32_t written = 0;
 
   __device__ int num_steps() const { return static_cast<int>(this->p.hidden / 128); }
 
-  __device__ Fp4Product<kGroups> product(int index) const {
+  __device__ Fp4Product<kRowTiles> product(int index) const {
     const CudaExpertParams& p = this->p;
     const ExpertTile& tokens = this->tokens(index);
-    Fp4Product<kGroups> product = this->Make(tokens, p.gathered, tokens.x_group);
+    Fp4Product<kRowTiles> product = this->Make(tokens, p.gathered, tokens.x_group);
     const int64_t bytes = p.hidden / 128 * Ring::kTileBytes;
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
+    for (int i = 0; i < kRowTiles; ++i) {
       const int64_t row_tile = tokens.expert * (p.intermediate / 32) + this->row_block(index) * 4 +
-                               i * kBlocks + Rank<kGroups>();
+                               i * kBlocks + Rank<kRowTiles>();
       product.weights[i] = p.routed.gate_up + row_tile * bytes;
       product.largest[i] = p.routed.gate_up_largest + row_tile * 64;
     }
@@ -83,50 +83,55 @@ struct Fp4GateUp : Work<kGroups> {
   // t = b(weight * silu(gate) * up) as FP8.
   template <int kTokens>
   __device__ __forceinline__ void Write(int index, const ExpertTile& tokens,
-                                        const float (&d)[kTokens / 2], const float* pair_weights) {
+                                        const float (&d)[kEach][kTokens / 2],
+                                        const float* pair_weights) {
     NamedBarrier(1 + Group(), 128);  // the last product's values have been read
-    Activate<kTokens>(d, pair_weights);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) Activate<kTokens>(d[i], pair_weights, i);
     NamedBarrier(1 + Group(), 128);
     const int turn = written & 1;
-    float (&all)[4][kMaxTokens] = ring.row_largest[turn];
-    const int part = Rank<kGroups>() * kGroups + Group();
+    float (&all)[4 / kEach][kMaxTokens] = ring.row_largest[turn];
+    const int part = Rank<kRowTiles>() * kFp4Warpgroups + Group();
     uint64_t* const exchange = &ring.exchange[turn];
     if (threadIdx.x == 0) {  // what comes from the other block
-      BarrierExpectBytes(exchange, (kBlocks - 1) * kGroups * tokens.num_rows * 4);
+      BarrierExpectBytes(exchange, (kBlocks - 1) * kFp4Warpgroups * tokens.num_rows * 4);
     }
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int token = Thread() + i * 128;
+    for (int token = Thread(); token < kMaxTokens; token += 128) {
       if (token >= tokens.num_rows) continue;
       const float largest = all[part][token] = Largest(token);
-      if (kBlocks > 1) SendToBlock(&all[part][token], largest, exchange, Rank<kGroups>() ^ 1);
+      if (kBlocks > 1) SendToBlock(&all[part][token], largest, exchange, Rank<kRowTiles>() ^ 1);
     }
     WarpArrive(exchange);
     BarrierWait(exchange, written / 2 & 1);
     ++written;
-    const int64_t column = this->row_block(index) * int64_t{128} + part * 32;
+    const int64_t column = this->row_block(index) * int64_t{128} + part * kColumns;
 #pragma unroll
     for (int first = 0; first < kMaxTokens; first += 64) {
       const int token = first + Warp() * 16 + TokenOfLane();
       if (token >= tokens.num_rows) continue;
-      const float largest =
-          fmaxf(fmaxf(all[0][token], all[1][token]), fmaxf(all[2][token], all[3][token]));
+      float largest = 0;
+#pragma unroll
+      for (int i = 0; i < 4 / kEach; ++i) largest = fmaxf(largest, all[i][token]);
       WriteHalfRow(int64_t{tokens.pair_group} * 8 + token, token, column, Fp8Scale(largest));
     }
   }
 
-  // Two lanes write a token's 32 columns, so that these are one sector, here and in other ranks'
+  // Two lanes write 32 columns of a token, so that these are one sector, here and in other ranks'
   // memory. Of 16 tokens: eight lanes have four whose rows in Ring::out lie in different banks.
   __device__ static int TokenOfLane() {
     const int pair = Lane() / 2;
     return pair % 2 + pair / 2 % 2 * 4 + pair / 4 % 2 * 2 + pair / 8 * 8;
   }
 
-  __device__ std::byte* Out(int token) const { return ring.out[Group()] + token * kRowBytes; }
+  __device__ std::byte* Out(int token) const {
+    return ring.out[Group()] + token * Ring::kPairRowBytes;
+  }
 
-  // This warp's eight columns of t, of all tokens.
+  // The eight columns of t that are this warp's of the product, of all tokens.
   template <int kTokens>
-  __device__ void Activate(const float (&d)[kTokens / 2], const float* pair_weights) const {
+  __device__ void Activate(const float (&d)[kTokens / 2], const float* pair_weights,
+                           int product) const {
     const float limit = this->p.swiglu_limit;
 #pragma unroll
     for (int j = 0; j < kTokens / 8; j += 4) {
@@ -140,16 +145,16 @@ struct Fp4GateUp : Work<kGroups> {
         values[i] = PackBf16(Intermediate(sums[0], sums[2], w.x, limit),
                              Intermediate(sums[1], sums[3], w.y, limit));
       }
-      StoreTransposed(SharedAddress(Out(j * 8 + Lane())) + Warp() * 16, values);
+      StoreTransposed(SharedAddress(Out(j * 8 + Lane())) + (Warp() * kEach + product) * 16, values);
     }
   }
 
-  // Of this warpgroup's 32 columns.
+  // Of this warpgroup's columns.
   __device__ float Largest(int token) const {
     const auto* chunks = reinterpret_cast<const uint4*>(Out(token));
     __nv_bfloat162 largest{};
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
+    for (int c = 0; c < kColumns / 8; ++c) {
       const uint4 chunk = chunks[c];
       for (const uint32_t pair : {chunk.x, chunk.y, chunk.z, chunk.w}) {
         largest = __hmax2(largest, __habs2(reinterpret_cast<const __nv_bfloat162&>(pair)));
@@ -159,22 +164,25 @@ struct Fp4GateUp : Work<kGroups> {
     return fmaxf(both.x, both.y);
   }
 
-  // Lane % 2: which half.
+  // Of each 32 columns the half Lane() % 2.
   __device__ void WriteHalfRow(int64_t pair, int token, int64_t column, uint32_t scale) const {
     const Fp8Tiles& t = this->p.t;
     const Mirrors* const mirrors = &this->p.mirrors;
     const int half = Lane() % 2;
-    const auto* chunks = reinterpret_cast<const uint4*>(Out(token)) + 2 * half;
     const float inverse = Ue8m0Inverse(scale);
-    uint32_t codes[4];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint4 chunk = chunks[i];
-      codes[2 * i] = Codes(chunk.x, inverse) | Codes(chunk.y, inverse) << 16;
-      codes[2 * i + 1] = Codes(chunk.z, inverse) | Codes(chunk.w, inverse) << 16;
+    for (int first = half * 16; first < kColumns; first += 32) {
+      const auto* chunks = reinterpret_cast<const uint4*>(Out(token)) + first / 8;
+      uint32_t codes[4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint4 chunk = chunks[i];
+        codes[2 * i] = Codes(chunk.x, inverse) | Codes(chunk.y, inverse) << 16;
+        codes[2 * i + 1] = Codes(chunk.z, inverse) | Codes(chunk.w, inverse) << 16;
+      }
+      StoreMirrored(t.codes + Fp8TileOffset(pair, column + first, t.row_groups),
+                    uint4{codes[0], codes[1], codes[2], codes[3]}, mirrors);
     }
-    StoreMirrored(t.codes + Fp8TileOffset(pair, column + half * 16, t.row_groups),
-                  uint4{codes[0], codes[1], codes[2], codes[3]}, mirrors);
     if (column % 128 != 0 || half != 0) return;
     StoreMirrored(&t.scales[column / 128 * t.row_groups * 8 + pair], Ue8m0Value(scale), mirrors);
   }
@@ -184,26 +192,26 @@ struct Fp4GateUp : Work<kGroups> {
   }
 };
 
-template <int kGroups, int kMaxTokens, int kStages>
-struct Fp4Down : Work<kGroups> {
-  using Ring = Fp4Ring<kGroups, kMaxTokens, kStages>;
-  static constexpr int kRowBytes = 144;  // of a token's 64 columns in Ring::out
+template <int kRowTiles, int kMaxTokens, int kStages>
+struct Fp4Down : Work<kRowTiles> {
+  using Ring = Fp4Ring<kRowTiles, kMaxTokens, kStages>;
+  static constexpr int kEach = Ring::kEach;
   Ring& ring;
 
   // The first row tile of this block's.
   __device__ int64_t RowTile(int index) const {
-    return int64_t{this->row_block(index) * Fp4Cluster(kGroups) + Rank<kGroups>()} * kGroups;
+    return int64_t{this->row_block(index) * Fp4Cluster(kRowTiles) + Rank<kRowTiles>()} * kRowTiles;
   }
 
   __device__ int num_steps() const { return static_cast<int>(this->p.intermediate / 128); }
 
-  __device__ Fp4Product<kGroups> product(int index) const {
+  __device__ Fp4Product<kRowTiles> product(int index) const {
     const CudaExpertParams& p = this->p;
     const ExpertTile& tokens = this->tokens(index);
-    Fp4Product<kGroups> product = this->Make(tokens, p.t, tokens.pair_group);
+    Fp4Product<kRowTiles> product = this->Make(tokens, p.t, tokens.pair_group);
     const int64_t bytes = p.intermediate / 128 * Ring::kTileBytes;
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
+    for (int i = 0; i < kRowTiles; ++i) {
       // What is beyond the last row tile is not written.
       const int64_t tile = min(RowTile(index) + i, p.hidden / 64 - 1);
       const int64_t row_tile = tokens.expert * (p.hidden / 64) + tile;
@@ -216,48 +224,58 @@ struct Fp4Down : Work<kGroups> {
   // Rows of y as BF16, 64 tokens at a time.
   template <int kTokens>
   __device__ __forceinline__ void Write(int index, const ExpertTile& tokens,
-                                        const float (&d)[kTokens / 2], const float*) const {
-    const int64_t column = (RowTile(index) + Group()) * 64;
+                                        const float (&d)[kEach][kTokens / 2], const float*) const {
+    const int64_t column = (RowTile(index) + Group() * kEach) * 64;
     std::byte* const out = ring.out[Group()];
 #pragma unroll
     for (int first = 0; first < kTokens; first += 64) {
       NamedBarrier(1 + Group(), 128);  // what was there has been read
 #pragma unroll
-      for (int j = 0; j < 8; j += 2) {
-        if (first + j * 8 >= kTokens) continue;
-        uint32_t values[4] = {};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = (first / 8 + j + i / 2) * 4 + i % 2 * 2;
-          if (at < kTokens / 2) values[i] = PackBf16(d[at], d[at + 1]);
-        }
-        const int token = (j + Lane() / 16) * 8 + Lane() % 8;
-        StoreTransposed(SharedAddress(out + token * kRowBytes + Warp() * 32 + Lane() / 8 % 2 * 16),
-                        values);
-      }
+      for (int i = 0; i < kEach; ++i) Store<kTokens>(d[i], first, out + i * 128);
       NamedBarrier(1 + Group(), 128);
-      const int rows = column < this->p.hidden ? min(64, tokens.num_rows - first) : 0;
-      CopyOut(out, int64_t{tokens.pair_group} * 8 + first, column, rows);
+      CopyOut(out, int64_t{tokens.pair_group} * 8 + first, column,
+              min(64, tokens.num_rows - first));
+    }
+  }
+
+  // The 64 columns of a product of tokens `first` and on, up to 64.
+  template <int kTokens>
+  __device__ __forceinline__ static void Store(const float (&d)[kTokens / 2], int first,
+                                               std::byte* out) {
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      if (first + j * 8 >= kTokens) continue;
+      uint32_t values[4] = {};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = (first / 8 + j + i / 2) * 4 + i % 2 * 2;
+        if (at < kTokens / 2) values[i] = PackBf16(d[at], d[at + 1]);
+      }
+      const int token = (j + Lane() / 16) * 8 + Lane() % 8;
+      StoreTransposed(
+          SharedAddress(out + token * Ring::kRowBytes + Warp() * 32 + Lane() / 8 % 2 * 16), values);
     }
   }
 
   __device__ void CopyOut(const std::byte* out, int64_t pair, int64_t column, int rows) const {
+    constexpr int kChunks = kEach * 8;
     __nv_bfloat16* const y = this->p.y + pair * this->p.y_stride + column;
 #pragma unroll 1
-    for (int i = Thread(); i < rows * 8; i += 128) {
-      const int row = i / 8, chunk = i % 8;
+    for (int i = Thread(); i < rows * kChunks; i += 128) {
+      const int row = i / kChunks, chunk = i % kChunks;
+      if (column + chunk * 8 >= this->p.hidden) continue;
       *reinterpret_cast<uint4*>(y + row * static_cast<int>(this->p.y_stride) + chunk * 8) =
-          *reinterpret_cast<const uint4*>(out + row * kRowBytes + chunk * 16);
+          *reinterpret_cast<const uint4*>(out + row * Ring::kRowBytes + chunk * 16);
     }
   }
 };
 
-template <int kGroups, int kMaxTokens, int kStages>
-__global__ void __launch_bounds__(Fp4Threads(kGroups), 1)
+template <int kRowTiles, int kMaxTokens, int kStages>
+__global__ void __launch_bounds__(kFp4Threads, 1)
     Fp4GateUpKernel(const __grid_constant__ CudaExpertParams p) {
-  using GateUp = Fp4GateUp<kGroups, kMaxTokens, kStages>;
-  using Multiplier = Fp4Multiplier<kGroups, kMaxTokens, kStages, true, GateUp>;
-  constexpr int kCluster = Fp4Cluster(kGroups);
+  using GateUp = Fp4GateUp<kRowTiles, kMaxTokens, kStages>;
+  using Multiplier = Fp4Multiplier<kRowTiles, kMaxTokens, kStages, true, GateUp>;
+  constexpr int kCluster = Fp4Cluster(kRowTiles);
   extern __shared__ __align__(1024) std::byte memory[];
   auto& ring = *reinterpret_cast<typename GateUp::Ring*>(memory);
   Multiplier::Init(ring);
@@ -269,28 +287,29 @@ __global__ void __launch_bounds__(Fp4Threads(kGroups), 1)
   if (p.mirrors.count > 0) __threadfence_system();
 }
 
-template <int kGroups, int kMaxTokens, int kStages>
-__global__ void __launch_bounds__(Fp4Threads(kGroups), 1)
+template <int kRowTiles, int kMaxTokens, int kStages>
+__global__ void __launch_bounds__(kFp4Threads, 1)
     Fp4DownKernel(const __grid_constant__ CudaExpertParams p) {
-  using Down = Fp4Down<kGroups, kMaxTokens, kStages>;
-  using Multiplier = Fp4Multiplier<kGroups, kMaxTokens, kStages, false, Down>;
-  constexpr int kCluster = Fp4Cluster(kGroups), kRowTiles = kGroups * kCluster;
+  using Down = Fp4Down<kRowTiles, kMaxTokens, kStages>;
+  using Multiplier = Fp4Multiplier<kRowTiles, kMaxTokens, kStages, false, Down>;
+  constexpr int kCluster = Fp4Cluster(kRowTiles), kTogether = kRowTiles * kCluster;
   extern __shared__ __align__(1024) std::byte memory[];
   auto& ring = *reinterpret_cast<typename Down::Ring*>(memory);
   Multiplier::Init(ring);
   WaitForPredecessor();
   AllowSuccessor();
   const int block = static_cast<int>(blockIdx.x);
-  Down work{{p, static_cast<int>((p.hidden / 64 + kRowTiles - 1) / kRowTiles)}, ring};
+  Down work{{p, static_cast<int>((p.hidden / 64 + kTogether - 1) / kTogether)}, ring};
   Multiplier(ring, work, block / kCluster, static_cast<int>(gridDim.x) / kCluster).Run();
 }
 
-template <bool kGateUp, int kGroups, int kMaxTokens, int kStages>
+template <bool kGateUp, int kRowTiles, int kMaxTokens, int kStages>
 void Run(const CudaExpertParams& p, device::Stream& stream) {
-  constexpr auto kKernel = kGateUp ? Fp4GateUpKernel<kGroups, kMaxTokens, kStages>
-                                   : Fp4DownKernel<kGroups, kMaxTokens, kStages>;
-  LaunchClusters(kKernel, static_cast<unsigned>(NumMultiprocessors() / 2 * 2), Fp4Cluster(kGroups),
-                 Fp4Threads(kGroups), sizeof(Fp4Ring<kGroups, kMaxTokens, kStages>), stream, p);
+  constexpr auto kKernel = kGateUp ? Fp4GateUpKernel<kRowTiles, kMaxTokens, kStages>
+                                   : Fp4DownKernel<kRowTiles, kMaxTokens, kStages>;
+  LaunchClusters(kKernel, static_cast<unsigned>(NumMultiprocessors() / 2 * 2),
+                 Fp4Cluster(kRowTiles), kFp4Threads,
+                 sizeof(Fp4Ring<kRowTiles, kMaxTokens, kStages>), stream, p);
 }
 
 template <bool kGateUp>

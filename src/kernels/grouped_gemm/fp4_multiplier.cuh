@@ -1,17 +1,20 @@
-// The inner part of FP4 experts' products of many tokens on sm_90a: y[token, row] of 64 kGroups
-// weight rows and the tokens of one tile after another. The weights are A of wgmma, 64 rows a
-// warpgroup, and never lie in shared memory but as FP4: each thread makes e4m3 codes of its own
-// rows in the registers of A, relative to the row's largest scale, which whoever writes the result
-// applies. The tokens are B, so that a tile wastes little. A warp of the last warpgroup, which has
-// given its registers to the others, streams both through a ring in shared memory, ahead of the
-// sums and across tiles.
+// The inner part of FP4 experts' products of many tokens on sm_90a: y[token, row] of kRowTiles * 64
+// weight rows and the tokens of one tile after another. The weights are A of wgmma, one or two row
+// tiles for each of two warpgroups, and never lie in shared memory but as FP4: each thread makes
+// e4m3 codes of its own rows in the registers of A, relative to the row's largest scale, which
+// whoever writes the result applies. The tokens are B, so that a tile wastes little. A warp of the
+// last warpgroup, which has given its registers to the others, streams both through a ring in
+// shared memory, ahead of the sums and across tiles.
 //   A block's sums of 128 columns are the tensor core's own, scaled and added up in FP32: the same
-// bits for any kGroups and number of tokens.
-//   Two groups: a cluster of two blocks multiplies the same tokens. Each fetches half of them, for
-// both, because the L2 cache is what limits.
+// bits for any kRowTiles and number of tokens.
+//   Two row tiles, of up to 224 tokens: a cluster of two blocks multiplies the same tokens. Each
+// fetches half of them, for both, because the L2 cache is what limits. Four, of up to 64 tokens: a
+// warpgroup has two products under way, for which it loads the tokens' scales once and of pairs all
+// that a thread reads of the codes is its own.
 // Device code only.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -25,33 +28,37 @@
 namespace fathom::kernels {
 
 // What a block multiplies.
-template <int kGroups>
+template <int kRowTiles>
 struct Fp4Product {
   ExpertTile tokens;
-  const std::byte* weights[kGroups];  // row tiles, at the first column block
-  const uint8_t* largest[kGroups];    // the largest scales of their rows
-  const std::byte* x;                 // tiles of the tokens, at the first column block
+  const std::byte* weights[kRowTiles];  // row tiles, at the first column block
+  const uint8_t* largest[kRowTiles];    // the largest scales of their rows
+  const std::byte* x;                   // tiles of the tokens, at the first column block
   const float* x_scales;
   int64_t x_block_bytes;      // from one column block of x to the next; of its scales: 1 / 32
   const float* pair_weights;  // of the tokens
 };
 
-constexpr int Fp4Threads(int groups) { return groups * 128 + 128; }
-constexpr int Fp4Cluster(int groups) { return groups == 2 ? 2 : 1; }
+inline constexpr int kFp4Warpgroups = 2;  // that multiply
+inline constexpr int kFp4Threads = kFp4Warpgroups * 128 + 128;
+constexpr int Fp4Cluster(int row_tiles) { return row_tiles == 2 ? 2 : 1; }
 
-template <int kGroups, int kMaxTokens, int kStages>
+template <int kRowTiles, int kMaxTokens, int kStages>
 struct Fp4Ring {
   static constexpr int kTileBytes = static_cast<int>(TileMatrixBytes(TileKind::kFp4));
-  static constexpr int kOutTokens = kMaxTokens < 64 ? 64 : kMaxTokens;
+  static constexpr int kEach = kRowTiles / kFp4Warpgroups;  // row tiles of a warpgroup
+  // Of a token in `out`, 16 more than a warpgroup's values take, as that spreads tokens over the
+  // banks: of the product of pairs for all tokens of a tile, of the other one for 64 at a time.
+  static constexpr int kPairRowBytes = kEach * 64 + 16, kRowBytes = kEach * 128 + 16;
 
   alignas(1024) std::byte x[kStages][kMaxTokens * 128];
-  std::byte weights[kStages][kGroups][kTileBytes];
+  std::byte weights[kStages][kRowTiles][kTileBytes];
   float x_scales[kStages][kMaxTokens];
   float pair_weights[kStages][kMaxTokens];  // of the last step of a product
-  uint8_t largest[kStages][kGroups][64];    // of its first step
+  uint8_t largest[kStages][kRowTiles][64];  // of its first step
   ExpertTile tokens[kStages];               // likewise
-  std::byte out[kGroups][kOutTokens * 80 > 64 * 144 ? kOutTokens * 80 : 64 * 144];
-  float row_largest[2][4][kMaxTokens];
+  std::byte out[kFp4Warpgroups][std::max(kMaxTokens * kPairRowBytes, 64 * kRowBytes)];
+  float row_largest[2][4 / kEach][kMaxTokens];  // of each warpgroup's columns of 128
   // e4m3 codes of the eight FP4 magnitudes times 2^(6 - i): exact up to i = 11, then to nearest
   // even; below 2^-18 that is zero.
   uint2 codes[256];
@@ -81,15 +88,17 @@ __device__ __forceinline__ void ReleaseAt(uint64_t* barrier, uint32_t rank, bool
 }
 
 // Walks the products first, first + stride, … of `work`: int count(), int num_steps() (column
-// blocks of 128), Fp4Product<kGroups> product(int index), void Write<kTokens>(int index, const
-// ExpertTile&, const float (&d)[kTokens / 2], int stage) on the warpgroups that multiply, `stage`
-// that of the last step. kPairs: a warpgroup has 32 rows of w1 and the same of w3, thread by thread
-// rows g of w1 and as g + 8 of w3; the first half of the row tiles are w1's. Else a row tile.
-template <int kGroups, int kMaxTokens, int kStages, bool kPairs, typename Work>
+// blocks of 128), Fp4Product<kRowTiles> product(int index), void Write<kTokens>(int index, const
+// ExpertTile&, const float (&d)[kEach][kTokens / 2], const float* pair_weights) on the warpgroups
+// that multiply, d of each product of a warpgroup. kPairs: the first half of the row tiles are
+// w1's, the others the same rows of w3; a product has eight rows of w1 a warp, as thread by thread
+// rows g, and the same of w3 as g + 8: of two products of a warpgroup those of 16, of one every
+// second warp the latter eight. Else a product is a row tile.
+template <int kRowTiles, int kMaxTokens, int kStages, bool kPairs, typename Work>
 class Fp4Multiplier {
  public:
-  using Ring = Fp4Ring<kGroups, kMaxTokens, kStages>;
-  static constexpr int kCluster = Fp4Cluster(kGroups);
+  using Ring = Fp4Ring<kRowTiles, kMaxTokens, kStages>;
+  static constexpr int kCluster = Fp4Cluster(kRowTiles), kEach = Ring::kEach;
 
   __device__ Fp4Multiplier(Ring& ring, Work& work, int first, int stride)
       : ring_(ring), work_(work), first_(first), stride_(stride) {}
@@ -98,10 +107,10 @@ class Fp4Multiplier {
     if (threadIdx.x == 0) {
       for (int i = 0; i < kStages; ++i) {
         BarrierInit(&ring.full[i], 1);
-        BarrierInit(&ring.empty[i], kCluster * kGroups * 4 * kWarpArrivals);
+        BarrierInit(&ring.empty[i], kCluster * kFp4Warpgroups * 4 * kWarpArrivals);
       }
       for (uint64_t& exchange : ring.exchange) {
-        BarrierInit(&exchange, kGroups * 4 * kWarpArrivals + 1);
+        BarrierInit(&exchange, kFp4Warpgroups * 4 * kWarpArrivals + 1);
       }
       BarrierInitFence();
     }
@@ -114,11 +123,11 @@ class Fp4Multiplier {
   }
 
   __device__ __forceinline__ void Run() {
-    if (threadIdx.x >= kGroups * 128) {
-      GiveRegisters<kGroups == 2 ? 40 : 32>();
-      if (threadIdx.x < kGroups * 128 + 32) Produce();
+    if (threadIdx.x >= kFp4Warpgroups * 128) {
+      GiveRegisters<40>();
+      if (threadIdx.x < kFp4Warpgroups * 128 + 32) Produce();
     } else {
-      TakeRegisters<kGroups == 2 ? 232 : 112>();
+      TakeRegisters<232>();
       Multiply();
     }
     __syncwarp();
@@ -135,11 +144,11 @@ class Fp4Multiplier {
     uint32_t bytes, to, stage_bytes;
     int only;  // this step; -1: all
   };
-  __device__ Copy MakeCopy(const Fp4Product<kGroups>& p, int num_steps) const {
+  __device__ Copy MakeCopy(const Fp4Product<kRowTiles>& p, int num_steps) const {
     const auto groups = static_cast<uint32_t>(p.tokens.num_rows + 7) / 8;
     Copy copy{};
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
+    for (int i = 0; i < kRowTiles; ++i) {
       if (lane() == i) {
         copy = {p.weights[i],
                 Ring::kTileBytes,
@@ -148,7 +157,7 @@ class Fp4Multiplier {
                 sizeof(ring_.weights[0]),
                 -1};
       }
-      if (lane() == kGroups + 3 + i) {
+      if (lane() == kRowTiles + 3 + i) {
         copy = {reinterpret_cast<const std::byte*>(p.largest[i]),
                 0,
                 64,
@@ -157,21 +166,21 @@ class Fp4Multiplier {
                 0};
       }
     }
-    if (lane() == kGroups) {
+    if (lane() == kRowTiles) {
       copy = {p.x, p.x_block_bytes, groups * 1024, SharedAddress(ring_.x), sizeof(ring_.x[0]), -1};
       if constexpr (kCluster > 1) {
         const uint32_t first = (groups + 1) / 2 * 1024, skipped = ClusterRank() * first;
         copy.from += skipped, copy.to += skipped;
         copy.bytes = skipped == 0 ? first : copy.bytes - first;
       }
-    } else if (lane() == kGroups + 1) {
+    } else if (lane() == kRowTiles + 1) {
       copy = {reinterpret_cast<const std::byte*>(p.x_scales),
               p.x_block_bytes / 32,
               groups * 32,
               SharedAddress(ring_.x_scales),
               sizeof(ring_.x_scales[0]),
               -1};
-    } else if (lane() == kGroups + 2 && kPairs) {
+    } else if (lane() == kRowTiles + 2 && kPairs) {
       copy = {reinterpret_cast<const std::byte*>(p.pair_weights),
               0,
               groups * 32,
@@ -187,7 +196,7 @@ class Fp4Multiplier {
     uint32_t parity = 1;
     const int num_steps = work_.num_steps();
     for (int i = first_; i < work_.count(); i += stride_) {
-      const Fp4Product<kGroups> p = work_.product(i);
+      const Fp4Product<kRowTiles> p = work_.product(i);
       Copy copy = MakeCopy(p, num_steps);
       const auto groups = static_cast<uint32_t>(p.tokens.num_rows + 7) / 8;
       for (int k = 0; k < num_steps; ++k) {
@@ -195,14 +204,14 @@ class Fp4Multiplier {
         if (lane() == 0) {
           if (k == 0) ring_.tokens[stage] = p.tokens;
           BarrierExpectBytes(&ring_.full[stage],
-                             kGroups * Ring::kTileBytes + groups * (1024 + 32) +
-                                 (k == 0 ? kGroups * 64 : 0) +
+                             kRowTiles * Ring::kTileBytes + groups * (1024 + 32) +
+                                 (k == 0 ? kRowTiles * 64 : 0) +
                                  (kPairs && k == num_steps - 1 ? groups * 32 : 0));
         }
         __syncwarp();
         if (copy.bytes != 0 && (copy.only == -1 || copy.only == k)) {
           const uint32_t to = copy.to + static_cast<uint32_t>(stage) * copy.stage_bytes;
-          if (kCluster > 1 && lane() == kGroups) {
+          if (kCluster > 1 && lane() == kRowTiles) {
             BulkCopyToBoth(to, copy.from, copy.bytes, &ring_.full[stage]);
           } else {
             BulkCopyTo(to, copy.from, copy.bytes, &ring_.full[stage]);
@@ -219,61 +228,45 @@ class Fp4Multiplier {
       BarrierWait(&ring_.full[stage_], parity_);
       ExpertTile tokens = ring_.tokens[stage_];
       tokens.num_rows = __shfl_sync(0xffffffffu, tokens.num_rows, 0);
-      const uint8_t* const low = ring_.largest[stage_][LowTile()];
-      const uint8_t* const high = ring_.largest[stage_][HighTile()];
-      row_max_[0] = low[LowRow()] * 0x01010101u;
-      row_max_[1] = high[HighRow()] * 0x01010101u;
-      if constexpr (kMaxTokens <= 64) {
-        if (tokens.num_rows <= 8) {
-          MultiplyTile<8>(i, tokens);
-        } else if (tokens.num_rows <= 16) {
-          MultiplyTile<16>(i, tokens);
-        } else if (tokens.num_rows <= 32) {
-          MultiplyTile<32>(i, tokens);
-        } else {
-          MultiplyTile<64>(i, tokens);
-        }
-      } else {
-        switch ((tokens.num_rows + 31) / 32) {
-          case 1:
-            MultiplyTile<32>(i, tokens);
-            break;
-          case 2:
-            MultiplyTile<64>(i, tokens);
-            break;
-          case 3:
-            MultiplyTile<96>(i, tokens);
-            break;
-          case 4:
-            MultiplyTile<128>(i, tokens);
-            break;
-          case 5:
-            MultiplyTile<160>(i, tokens);
-            break;
-          case 6:
-            MultiplyTile<192>(i, tokens);
-            break;
-          default:
-            MultiplyTile<224>(i, tokens);
+#pragma unroll
+      for (int p = 0; p < kEach; ++p) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const uint8_t* const rows = ring_.largest[stage_][FirstTile() + Source(p, r) * kApart];
+          row_max_[p][r] = rows[FirstRow() + (Later(p, r) ? 8 : 0)] * 0x01010101u;
         }
       }
+      MultiplyNarrowest<kTokenStep>(i, tokens);
     }
+  }
+
+  // As a tile of 8, 16, … 64 or of 32, 64, … 224 tokens, whichever is the first that has all.
+  static constexpr int kTokenStep = kMaxTokens <= 64 ? 8 : 32;
+  template <int kTokens>
+  __device__ __forceinline__ void MultiplyNarrowest(int index, const ExpertTile& tokens) {
+    if constexpr (kTokens < kMaxTokens) {
+      if (tokens.num_rows > kTokens) {
+        return MultiplyNarrowest<kTokens + kTokenStep>(index, tokens);
+      }
+    }
+    MultiplyTile<kTokens>(index, tokens);
   }
 
   template <int kTokens>
   __device__ __forceinline__ void MultiplyTile(int index, const ExpertTile& tokens) {
-    float d[kTokens / 2] = {};
-    int last = -1;
-    for (int left = work_.num_steps();; --left) {
-      AddStep<kTokens>(last, d);
-      if (left == 1) break;
-      last = stage_;
-      Advance();
+    float d[kEach][kTokens / 2] = {};
+    if constexpr (kEach == 1) {
+      AddOne<kTokens>(d[0]);
+    } else {
+      AddTwo<kTokens>(d);
     }
-    const float low = Ue8m0Value(row_max_[0] & 255u) * 0x1p-6f;
-    const float high = Ue8m0Value(row_max_[1] & 255u) * 0x1p-6f;
 #pragma unroll
-    for (int j = 0; j < kTokens / 2; ++j) d[j] *= j % 4 < 2 ? low : high;
+    for (int p = 0; p < kEach; ++p) {
+      const float low = Ue8m0Value(row_max_[p][0] & 255u) * 0x1p-6f;
+      const float high = Ue8m0Value(row_max_[p][1] & 255u) * 0x1p-6f;
+#pragma unroll
+      for (int j = 0; j < kTokens / 2; ++j) d[p][j] *= j % 4 < 2 ? low : high;
+    }
     work_.template Write<kTokens>(index, tokens, d, ring_.pair_weights[stage_]);
     Release(stage_, true);
     Advance();
@@ -282,17 +275,13 @@ class Fp4Multiplier {
   __device__ void Advance() {
     if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;
   }
-  // Where `any`. Of two groups without a fence: what was loaded from the stage last has been used,
-  // and a warp's loads from shared memory come in their order, so that none is under way.
+  // Where `any`. Without a fence: what was loaded from the stage last has been used, and a warp's
+  // loads from shared memory come in their order, so that none is under way.
   __device__ void Release(int stage, bool any) {
-    if constexpr (kCluster == 1) {
-      if (any) WarpHandBack(&ring_.empty[stage]);
-    } else {
-      __syncwarp();
-      const auto block = static_cast<uint32_t>(lane() % kCluster);
-      ReleaseAt(&ring_.empty[stage], block, any && lane() < kCluster * kWarpArrivals);
-      if (kWarpArrivals > 1) ReleaseAt(&ring_.empty[stage], block ^ 1, any);
-    }
+    __syncwarp();
+    const auto block = static_cast<uint32_t>(lane() % kCluster);
+    ReleaseAt(&ring_.empty[stage], block, any && lane() < kCluster * kWarpArrivals);
+    if (kCluster > 1 && kWarpArrivals > 1) ReleaseAt(&ring_.empty[stage], block ^ 1, any);
   }
 
   __device__ static uint32_t InRegister(uint32_t value) {
@@ -300,90 +289,131 @@ class Fp4Multiplier {
     return value;
   }
 
-  // The row tiles that rows g and g + 8 of this thread's are of, and the rows in them.
-  __device__ int LowTile() const {
-    if (kPairs) return kGroups == 2 ? 0 : static_cast<int>(thread_) / 256;
-    return static_cast<int>(thread_) / 128;
+  // Where the weights of row g (r 0) and g + 8 (1) of the warpgroup's product p are, for a thread:
+  // in its row tiles FirstTile() + Source() * kApart, in row FirstRow() or the one eight later.
+  __device__ static constexpr int Source(int p, int r) { return kPairs ? r : p; }
+  __device__ bool Later(int p, int r) const { return (kPairs ? p : r) != 0; }
+  static constexpr int kApart = kPairs ? kEach : 1;
+  static constexpr int kSources = kPairs ? 2 : kEach;
+  // Of pairs and one product a warpgroup all 16 rows are of two warps, one each of both groups.
+  static constexpr bool kShares = kPairs && kEach == 1;
+  __device__ int FirstTile() const {
+    return kShares ? 0 : static_cast<int>(thread_) / 128 * (kPairs ? 1 : kEach);
   }
-  __device__ int HighTile() const { return LowTile() + kPairsApart; }
-  __device__ int LowRow() const {
+  __device__ int FirstRow() const {
     const int thread = static_cast<int>(thread_), warp = thread / 32;
-    return (kPairs ? warp % 8 * 8 : warp % 4 * 16) + thread % 32 / 4;
+    return (kShares ? warp % 8 * 8 : warp % 4 * 16) + thread % 32 / 4;
   }
-  __device__ int HighRow() const { return kPairs ? LowRow() : LowRow() + 8; }
-  // From a thread's codes and scales of row g to those of row g + 8.
-  static constexpr int kPairsApart = kPairs ? kGroups / 2 : 0;  // tiles
-  static constexpr int kHighBytes = kPairsApart * Ring::kTileBytes;
-  static constexpr int kHighScales = kPairs ? kHighBytes : 8 * 4;
   // Whose chunks of a tile this thread reads.
   __device__ int Fragment() const {
     const int thread = static_cast<int>(thread_), warp = thread / 32;
-    return (kPairs ? warp % 8 / 2 : warp % 4) * 32 + thread % 32;
+    return (kShares ? warp % 8 / 2 : warp % 4) * 32 + thread % 32;
   }
 
-  // Where a stage's codes and scales of row g and the tokens' scales begin for this thread, in
-  // bytes.
+  // Where a stage's codes and scales of the first row and the tokens' scales begin for this thread,
+  // in bytes.
   __device__ uint32_t CodesPlace() const {
-    return static_cast<uint32_t>(LowTile() * Ring::kTileBytes + Fragment() * 16);
+    return static_cast<uint32_t>(FirstTile() * Ring::kTileBytes + Fragment() * 16);
   }
   __device__ uint32_t ScalesPlace() const {
-    return static_cast<uint32_t>(LowTile() * Ring::kTileBytes + 4096 + LowRow() * 4);
+    return static_cast<uint32_t>(FirstTile() * Ring::kTileBytes + 4096 + FirstRow() * 4);
   }
   __device__ uint32_t XScalesPlace() const { return thread_ % 4 * 8; }
 
-  // The codes of rows g and g + 8: [row][32 columns].
-  __device__ void LoadCodes(uint32_t (&words)[2][4]) const {
-    const std::byte* const low =
-        ring_.weights[stage_][0] + (kGroups == 2 ? codes_at_ : CodesPlace());
+  // What a thread has of a stage's weights: codes of 64 columns each, and by how much the scales of
+  // its rows are below their largest, a byte for each 32 columns.
+  struct Codes {
+    uint4 chunks[kSources][2];
+    uint32_t below[kEach][2];
+  };
+  __device__ __forceinline__ void AwaitCodes(Codes& codes) const {
+    BarrierWait(&ring_.full[stage_], parity_);
+    const std::byte* const weights = ring_.weights[stage_][0];
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const uint4 chunk = reinterpret_cast<const uint4*>(low)[c * 128];
-      if constexpr (kPairs) {
-        const uint4 other = reinterpret_cast<const uint4*>(low + kHighBytes)[c * 128];
-        const bool second = odd_warp_ != 0;
-        words[0][2 * c] = second ? chunk.y : chunk.x;
-        words[0][2 * c + 1] = second ? chunk.w : chunk.z;
-        words[1][2 * c] = second ? other.y : other.x;
-        words[1][2 * c + 1] = second ? other.w : other.z;
-      } else {
-        words[0][2 * c] = chunk.x, words[1][2 * c] = chunk.y;
-        words[0][2 * c + 1] = chunk.z, words[1][2 * c + 1] = chunk.w;
+    for (int s = 0; s < kSources; ++s) {
+      const auto* const from =
+          reinterpret_cast<const uint4*>(weights + codes_at_ + s * kApart * Ring::kTileBytes);
+      codes.chunks[s][0] = from[0], codes.chunks[s][1] = from[128];
+    }
+#pragma unroll
+    for (int p = 0; p < kEach; ++p) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const std::byte* const from = weights + scales_at_ +
+                                      Source(p, r) * kApart * Ring::kTileBytes +
+                                      (Later(p, r) ? 8 * 4 : 0);
+        codes.below[p][r] = row_max_[p][r] - *reinterpret_cast<const uint32_t*>(from);
       }
     }
   }
 
-  __device__ __forceinline__ void Expand(uint32_t (&a)[4][4]) const {
-    uint32_t words[2][4];
-    LoadCodes(words);
-    const std::byte* const scales =
-        ring_.weights[stage_][0] + (kGroups == 2 ? scales_at_ : ScalesPlace());
-    const uint32_t below[2] = {
-        row_max_[0] - *reinterpret_cast<const uint32_t*>(scales),
-        row_max_[1] - *reinterpret_cast<const uint32_t*>(scales + kHighScales)};
+  // A of product p.
+  __device__ __forceinline__ void Expand(const Codes& codes, int p, uint32_t (&a)[4][4]) const {
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const uint2 codes = ring_.codes[below[r] >> (8 * q) & 255u];
-        ExpandFp4(words[r][q], codes.x, codes.y, a[q][r], a[q][r + 2]);
+        const uint4 chunk = codes.chunks[Source(p, r)][q / 2];
+        const bool later = kShares ? odd_warp_ != 0 : Later(p, r);
+        const uint32_t word = q % 2 == 0 ? (later ? chunk.y : chunk.x) : later ? chunk.w : chunk.z;
+        const uint2 magnitudes = ring_.codes[codes.below[p][r] >> (8 * q) & 255u];
+        ExpandFp4(word, magnitudes.x, magnitudes.y, a[q][r], a[q][r + 2]);
       }
     }
   }
 
-  // One column block, a chunk of the tokens at a time, the next one multiplied while this is added.
-  // last: the stage of the block before, if any, handed back here, while products are under way.
+  // Two products, a column block at a time. Both are begun together, as each beginning waits for
+  // all four warps; meanwhile the other warpgroup expands its codes. The next block's are loaded
+  // while the second product is under way.
   template <int kTokens>
-  __device__ __forceinline__ void AddStep(int last, float (&d)[kTokens / 2]) {
-    BarrierWait(&ring_.full[stage_], parity_);
-    uint32_t a[4][4];
-    Expand(a);
-    __syncwarp();
-    float even[kChunk<kTokens> / 2], odd[kChunk<kTokens> / 2];
-    float2 scales[kChunk<kTokens> / 8];
-    LoadScales<0>(scales);
-    Start<kTokens, 0>(a, even);
-    Release(max(last, 0), last >= 0);
-    AddChunks<kTokens, 0>(a, even, odd, scales, d);
+  __device__ __forceinline__ void AddTwo(float (&d)[2][kTokens / 2]) {
+    Codes codes;
+    AwaitCodes(codes);
+    for (int left = work_.num_steps();; --left) {
+      float products[2][kTokens / 2];
+      float2 scales[kTokens / 8];
+      uint32_t first[4][4], second[4][4];
+      Expand(codes, 0, first);
+      Expand(codes, 1, second);
+      __syncwarp();
+      Start<kTokens, 0>(first, products[0]);
+      Start<kTokens, 0>(second, products[1]);
+      LoadScales<0>(scales);
+      WgmmaWait<1>();
+      Add<0>(products[0], scales, d[0]);
+      const int last = stage_;
+      if (left > 1) {
+        Advance();
+        AwaitCodes(codes);
+      }
+      WgmmaWait<0>();
+      Add<0>(products[1], scales, d[1]);
+      if (left == 1) break;
+      Release(last, true);
+    }
+  }
+
+  // One product, a column block at a time, of that a chunk of the tokens, the next one multiplied
+  // while this is added.
+  template <int kTokens>
+  __device__ __forceinline__ void AddOne(float (&d)[kTokens / 2]) {
+    int last = -1;
+    for (int left = work_.num_steps();; --left) {
+      Codes codes;
+      AwaitCodes(codes);
+      uint32_t a[4][4];
+      Expand(codes, 0, a);
+      __syncwarp();
+      float even[kChunk<kTokens> / 2], odd[kChunk<kTokens> / 2];
+      float2 scales[kChunk<kTokens> / 8];
+      LoadScales<0>(scales);
+      Start<kTokens, 0>(a, even);
+      Release(max(last, 0), last >= 0);  // the block before, if any, while products are under way
+      AddChunks<kTokens, 0>(a, even, odd, scales, d);
+      if (left == 1) break;
+      last = stage_;
+      Advance();
+    }
   }
 
   // Tokens of a chunk. All are alike: of others ptxas finds no registers for the products of two
@@ -408,10 +438,25 @@ class Fp4Multiplier {
   // Of this thread's columns of a chunk.
   template <int kAt, int kEights>
   __device__ __forceinline__ void LoadScales(float2 (&scales)[kEights]) const {
-    const auto* const from = reinterpret_cast<const std::byte*>(ring_.x_scales[stage_] + kAt) +
-                             (kGroups == 2 ? x_scales_at_ : XScalesPlace());
+    const auto* const from =
+        reinterpret_cast<const std::byte*>(ring_.x_scales[stage_] + kAt) + x_scales_at_;
 #pragma unroll
     for (int j = 0; j < kEights; ++j) scales[j] = *reinterpret_cast<const float2*>(from + j * 32);
+  }
+
+  // Of a chunk that has been multiplied.
+  template <int kAt, int kSize, int kSums>
+  __device__ __forceinline__ static void Add(float (&product)[kSize],
+                                             const float2 (&scales)[kSize / 4], float (&d)[kSums]) {
+    ReadyRegisters(product);
+#pragma unroll
+    for (int j = 0; j < kSize / 4; ++j) {
+      float* const sums = d + kAt / 2 + 4 * j;
+      sums[0] += product[4 * j] * scales[j].x;
+      sums[1] += product[4 * j + 1] * scales[j].y;
+      sums[2] += product[4 * j + 2] * scales[j].x;
+      sums[3] += product[4 * j + 3] * scales[j].y;
+    }
   }
 
   template <int kTokens, int kAt, int kSize>
@@ -428,15 +473,7 @@ class Fp4Multiplier {
     }
     constexpr int kPending = kNext < kTokens ? 1 : 0;
     WgmmaWait<kPending>();
-    ReadyRegisters(product);
-#pragma unroll
-    for (int j = 0; j < kEights; ++j) {
-      float* sums = d + kAt / 2 + 4 * j;
-      sums[0] += product[4 * j] * scales[j].x;
-      sums[1] += product[4 * j + 1] * scales[j].y;
-      sums[2] += product[4 * j + 2] * scales[j].x;
-      sums[3] += product[4 * j + 3] * scales[j].y;
-    }
+    Add<kAt>(product, scales, d);
     if constexpr (kNext < kTokens) AddChunks<kTokens, kNext>(a, other, product, ahead, d);
   }
 
@@ -446,13 +483,13 @@ class Fp4Multiplier {
   int stage_ = 0;
   uint32_t parity_ = 0;
   // In registers: from threadIdx, which takes long to read, the compiler would make them at every
-  // use. The last three only of two groups: of four there are none left.
+  // use.
   const uint32_t thread_ = InRegister(threadIdx.x);
-  const uint32_t odd_warp_ = InRegister(threadIdx.x / 32 % 2);
-  const uint32_t codes_at_ = kGroups == 2 ? InRegister(CodesPlace()) : 0;
-  const uint32_t scales_at_ = kGroups == 2 ? InRegister(ScalesPlace()) : 0;
-  const uint32_t x_scales_at_ = kGroups == 2 ? InRegister(XScalesPlace()) : 0;
-  uint32_t row_max_[2] = {};  // the largest scales of rows g and g + 8, in all four bytes
+  const uint32_t odd_warp_ = kShares ? InRegister(threadIdx.x / 32 % 2) : 0;
+  const uint32_t codes_at_ = InRegister(CodesPlace());
+  const uint32_t scales_at_ = InRegister(ScalesPlace());
+  const uint32_t x_scales_at_ = InRegister(XScalesPlace());
+  uint32_t row_max_[kEach][2] = {};  // the largest scales of its rows, in all four bytes
 };
 
 }  // namespace fathom::kernels
