@@ -108,7 +108,7 @@ class CudaExpertRanksTest : public testing::TestWithParam<std::tuple<Kind, Layou
   }
 
   // The layer's tokens, all[d] of data rank d, there and back, on one rank.
-  void RunLayer(size_t r, const std::vector<Tokens>& all, int64_t slots, bool prefill) {
+  void RunLayer(size_t r, const std::vector<Tokens>& all, int64_t slots, bool is_large) {
     const TestRank& rank = (*ranks_)[r];
     const Tokens& own = all[DataRank(r)];
     const int64_t num_tokens = static_cast<int64_t>(data_ranks()) * slots;
@@ -133,12 +133,15 @@ class CudaExpertRanksTest : public testing::TestWithParam<std::tuple<Kind, Layou
                      .token_seq = As<int32_t>(seqs)},
                     slots, *rank.stream);
     group_[r]->Take({.from = {},
-                     .prefill = prefill,
                      .first_expert = first_expert(r),
                      .num_experts = first_expert(r + 1) - first_expert(r),
                      .first_group = first_group,
-                     .plan = {As<int32_t>(num_tiles), As<kernels::ExpertTile>(tiles),
-                              As<int32_t>(pair_of), As<float>(pair_weight), As<int32_t>(progress)},
+                     .plan = {.num_tiles = As<int32_t>(num_tiles),
+                              .tiles = As<kernels::ExpertTile>(tiles),
+                              .pair_of = As<int32_t>(pair_of),
+                              .pair_weight = As<float>(pair_weight),
+                              .progress = As<int32_t>(progress),
+                              .is_large = is_large},
                      .gathered = {As<uint8_t>(gathered), As<float>(gathered_scales), rows / 8}},
                     slots, *rank.stream);
     const auto row_of = rank.Download<int32_t>(pair_of.data(), static_cast<size_t>(pairs));
@@ -146,7 +149,7 @@ class CudaExpertRanksTest : public testing::TestWithParam<std::tuple<Kind, Layou
         r, all, slots, row_of,
         rank.Download<kernels::ExpertTile>(
             tiles.data(), static_cast<size_t>(rank.Download<int32_t>(num_tiles.data(), 1)[0])),
-        TileRows(r, num_tokens, prefill));
+        TileRows(r, num_tokens, is_large));
     ExpectGathered(
         all, slots, row_of,
         rank.Download<uint8_t>(gathered.data(), static_cast<size_t>(rows * kHidden)),
@@ -168,8 +171,8 @@ class CudaExpertRanksTest : public testing::TestWithParam<std::tuple<Kind, Layou
     ASSERT_TRUE(group_[r]->Check().ok());
   }
 
-  int TileRows(size_t r, int64_t num_tokens, bool prefill) const {
-    return kernels::PlanTileRows(num_tokens, prefill, first_expert(r + 1) - first_expert(r),
+  int TileRows(size_t r, int64_t num_tokens, bool is_large) const {
+    return kernels::PlanTileRows(is_large, num_tokens, first_expert(r + 1) - first_expert(r),
                                  kChosen);
   }
 

@@ -51,7 +51,7 @@ class MoePass : CudaPass {
             .scaling = static_cast<float>(c_.routed_scaling_factor),
             .expert_ids = ExpertIds(step),
             .weights = ExpertWeights(step),
-            .plan = ws_.plan,
+            .plan = Plan(step.batch.num_tokens, step.prefill),
             .hidden = c_.hidden_size,
             .x = context_.HFp8(step),
             .gathered = Gathered()};
@@ -73,9 +73,16 @@ class MoePass : CudaPass {
     return {ws_.gathered, ws_.gathered_scales, ws_.pair_rows / 8};
   }
 
-  // With whole matrices; tokens and experts are the caller's.
-  kernels::CudaExpertParams ExpertParams() const {
-    return {.hidden = c_.hidden_size,
+  kernels::ExpertPlan Plan(int64_t num_tokens, bool prefill) const {
+    kernels::ExpertPlan plan = ws_.plan;
+    plan.is_large = kernels::AreLargeExperts(num_tokens, prefill, c_.expert_dtype);
+    return plan;
+  }
+
+  // With whole matrices; experts are the caller's.
+  kernels::CudaExpertParams ExpertParams(int64_t num_tokens, bool prefill) const {
+    return {.num_tokens = num_tokens,
+            .hidden = c_.hidden_size,
             .intermediate = c_.moe_intermediate_size,
             .num_chosen = c_.num_experts_per_token,
             .swiglu_limit = static_cast<float>(c_.swiglu_limit),
@@ -83,7 +90,7 @@ class MoePass : CudaPass {
             .shared = w_.shared,
             .x = context_.HFp8(step_),
             .gathered = Gathered(),
-            .plan = ws_.plan,
+            .plan = Plan(num_tokens, prefill),
             .t = {ws_.t, ws_.t_scales, ws_.pair_rows / 8},
             .t_packets = ws_.t_packets,
             .y = ws_.pairs,
@@ -92,11 +99,10 @@ class MoePass : CudaPass {
 
   // On tensor ranks of all experts the rank's columns, in one launch or, exchanged between, in two.
   void Experts() {
-    kernels::CudaExpertParams p = ExpertParams();
-    p.num_tokens = step_.batch.num_tokens;
-    p.prefill = step_.prefill;
+    kernels::CudaExpertParams p = ExpertParams(step_.batch.num_tokens, step_.prefill);
     p.num_experts = c_.num_experts;
-    p.plan.as_words = kernels::RoutesAtOnce(p.num_tokens, p.prefill, p.num_experts, c_.hidden_size);
+    p.plan.as_words =
+        kernels::RoutesAtOnce(p.num_tokens, step_.prefill, p.num_experts, c_.hidden_size);
     p.y += ranks_.first_output();
     const kernels::ExpertRank rank = ranks_.RankOfExperts(step_);
     if (!ranks_.are_several()) {
@@ -138,15 +144,13 @@ class MoePass : CudaPass {
                   .token_seq = step_.batch.token_seq},
                  slots, stream);
     });
-    kernels::CudaExpertParams p = ExpertParams();
-    p.num_tokens = ranks.num_data_ranks() * slots;
-    p.prefill = step_.experts_prefill;
+    kernels::CudaExpertParams p =
+        ExpertParams(ranks.num_data_ranks() * slots, step_.experts_prefill);
     p.num_experts = static_cast<int>(own.size());
     p.num_shared_tokens = step_.batch.num_tokens;
     p.shared_y = ranks.outputs();
     operators_.EnqueueBy(step_, "tokens of all ranks", [&] {
       ranks.Take({.from = {},
-                  .prefill = p.prefill,
                   .first_expert = static_cast<int>(own.begin),
                   .num_experts = p.num_experts,
                   .first_group = (slots + 63) / 64 * 8,

@@ -158,8 +158,8 @@ kernels::PeerView CudaTensorRanks::SelectingRanks(const CudaStep& step) const {
 kernels::ExpertRank CudaTensorRanks::RankOfExperts(const CudaStep& step) {
   rows_ = {};
   if (collectives_ == nullptr) return {};
-  if (kernels::AreLargeExperts(step.batch.num_tokens, step.prefill)) return {};
   const int64_t tokens = step.batch.num_tokens;
+  if (kernels::AreLargeExperts(tokens, step.prefill, c_.expert_dtype)) return {};
   const kernels::PeerExchange exchange =
       collectives_->GatherInExperts(tokens, intermediate_, outputs_);
   if (exchange.peers.size > 1 && tokens == 1) {

@@ -126,7 +126,8 @@ void CarveShared(const config::ModelConfig& c, const ModelLimits& limits, int64_
   carver.Take(w.t_packets, kernels::NumPackets(c.num_experts_per_token, intermediate));
   int64_t num_arrivals = 0;
   for (const int64_t n : StepSizes(m)) {
-    if (num_data_ranks > 1 || kernels::AreLargeExperts(n, /*prefill=*/false)) continue;
+    if (num_data_ranks > 1) continue;
+    if (kernels::AreLargeExperts(n, /*prefill=*/false, c.expert_dtype)) continue;
     num_arrivals =
         std::max(num_arrivals,
                  kernels::NumArrivals(n, c.num_experts, c.num_experts_per_token, intermediate));

@@ -235,7 +235,8 @@ void Launch(const CudaTakeTokensParams& p, device::Stream& stream) {
   CheckExchange(p.from);
   CHECK_LE(p.num_experts, kMaxExperts);
   const int64_t tokens = p.from.layout.data_ranks * p.from.slots;
-  const int tile_rows = PlanTileRows(tokens, p.prefill, p.num_experts, p.from.layout.num_chosen);
+  const int tile_rows =
+      PlanTileRows(p.plan.is_large, tokens, p.num_experts, p.from.layout.num_chosen);
   LaunchKernel(PlanOwnExpertsKernel, 1, kPlanThreads, 0, stream, p, tile_rows);
   const int64_t pairs = tokens * p.from.layout.num_chosen;
   LaunchKernel(GatherTokensKernel, static_cast<unsigned>((pairs + kWarps - 1) / kWarps), kThreads,

@@ -114,7 +114,6 @@ void Launch(const CudaSendTokensParams& params, device::Stream& stream);
 // rank's first one on; plan.pair_of [D * slots, k]: -1 for another rank's.
 struct CudaTakeTokensParams {
   ExpertExchange from;
-  bool prefill = false;
   int first_expert = 0;
   int num_experts = 0;
   int64_t first_group = 0;

@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "config/model_config.h"
+
 namespace fathom::kernels {
 
 // One block's tokens: rows of one expert.
@@ -65,6 +67,7 @@ struct ExpertPlan {
   // Of more than kDirectTokens tokens, up to kWordTokens of a decode: tiles are told word by word,
   // and nothing is gathered. Routing does so where it RoutesAtOnce.
   bool as_words = false;
+  bool is_large = false;  // for experts_large.h, where AreLargeExperts
 };
 
 // Whole stages of columns, which one token's kernel takes.
@@ -73,7 +76,13 @@ constexpr bool AreExpertsAlone(int64_t num_tokens, int64_t hidden, int64_t inter
   return num_tokens == 1 && hidden % kAloneColumns == 0 && intermediate % kAloneColumns == 0;
 }
 
-inline constexpr int kLargeExpertTokens = 513;  // from here on, and for prefill, experts_large.h
+// From here on, and for prefill, experts_large.h computes a step's experts. It reads FP8 weights
+// against 64 tokens at least, FP4 ones against as many as there are.
+inline constexpr int kLargeFp4Tokens = 193, kLargeFp8Tokens = 513;
+constexpr bool AreLargeExperts(int64_t num_tokens, bool prefill, config::ExpertDType dtype) {
+  return prefill ||
+         num_tokens >= (dtype == config::ExpertDType::kFp4 ? kLargeFp4Tokens : kLargeFp8Tokens);
+}
 
 // Tokens of a tile, by the number of tokens in the step.
 constexpr int ExpertTileRows(int64_t num_tokens) { return num_tokens <= 192 ? 8 : 16; }
@@ -81,14 +90,9 @@ constexpr int ExpertTileRows(int64_t num_tokens) { return num_tokens <= 192 ? 8 
 constexpr int LargeExpertTileRows(int64_t num_tokens, int num_experts, int num_chosen) {
   return num_tokens * num_chosen <= int64_t{64} * num_experts ? 64 : 224;
 }
-// Whether experts_large.h computes a step's experts.
-constexpr bool AreLargeExperts(int64_t num_tokens, bool prefill) {
-  return prefill || num_tokens >= kLargeExpertTokens;
-}
-constexpr int PlanTileRows(int64_t num_tokens, bool prefill, int num_experts, int num_chosen) {
-  return AreLargeExperts(num_tokens, prefill)
-             ? LargeExpertTileRows(num_tokens, num_experts, num_chosen)
-             : ExpertTileRows(num_tokens);
+constexpr int PlanTileRows(bool is_large, int64_t num_tokens, int num_experts, int num_chosen) {
+  return is_large ? LargeExpertTileRows(num_tokens, num_experts, num_chosen)
+                  : ExpertTileRows(num_tokens);
 }
 // Of up to kDirectTokens.
 constexpr int MaxDirectTiles(int num_tokens, int num_experts, int num_chosen) {
@@ -101,7 +105,7 @@ constexpr int64_t MaxExpertTiles(int64_t num_tokens, int num_experts, int num_ch
   }
   const int64_t pairs = num_tokens * num_chosen;
   const int64_t experts = pairs < num_experts ? pairs : num_experts;
-  return experts + pairs / (num_tokens >= kLargeExpertTokens ? 64 : ExpertTileRows(num_tokens));
+  return experts + pairs / (num_tokens >= kLargeFp8Tokens ? 64 : ExpertTileRows(num_tokens));
 }
 // Likewise of the shared expert, which has all tokens; as many tiles as that makes.
 constexpr int SharedTileRows(int64_t num_tokens) { return 2 * ExpertTileRows(num_tokens); }

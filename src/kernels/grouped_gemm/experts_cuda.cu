@@ -10,7 +10,7 @@ void Run(const CudaExpertParams& p, bool gate_up, bool down, device::Stream& str
   if (p.num_tokens == 0) return;
   CHECK_EQ(p.hidden % 128, 0);
   CHECK_EQ(p.intermediate % 128, 0);
-  if (!AreLargeExperts(p.num_tokens, p.prefill)) return LaunchStream(p, gate_up, down, stream);
+  if (!p.plan.is_large) return LaunchStream(p, gate_up, down, stream);
   if (gate_up) LaunchGateUpLarge(p, stream);
   if (down) LaunchDownLarge(p, stream);
 }
@@ -21,7 +21,7 @@ void Launch(const CudaExpertParams& p, device::Stream& stream) { Run(p, true, tr
 
 void Launch(const CudaExpertParams& p, const ExpertRank& rank, device::Stream& stream) {
   const PeerView& peers = rank.exchange.peers;
-  CHECK(!AreLargeExperts(p.num_tokens, p.prefill) && p.num_tokens > 0);
+  CHECK(!p.plan.is_large && p.num_tokens > 0);
   CHECK_EQ(p.hidden % 128, 0);
   CHECK_EQ(rank.down_rows % 128, 0);
   CHECK_EQ(rank.blocks.begin[peers.size] * 128, p.intermediate);

@@ -30,14 +30,13 @@ struct ExpertTiles {
 
 struct CudaExpertParams {
   int64_t num_tokens = 0;
-  bool prefill = false;      // the same bits for any number of tokens; x holds whole 64 of them
   int64_t hidden = 0;        // H; LaunchDown: rows of w2
   int64_t intermediate = 0;  // I; LaunchGateUp: rows of w1, and of w3
   int num_experts = 0;
   int num_chosen = 0;
   float swiglu_limit = 0;  // 0: no clamp
   ExpertTiles routed, shared;
-  Fp8Tiles x;  // [num_tokens, H]
+  Fp8Tiles x;  // [num_tokens, H]; where the plan is_large, with room for whole 64 tokens
   // [MaxPairRows, H], written by moe_route; unused up to kDirectTokens, but for prefill, and where
   // the plan is as_words
   Fp8Tiles gathered;
@@ -76,9 +75,9 @@ struct ExpertRank {
   PeerExchange outputs;
   int64_t first_output = 0;
 };
-// Both products of a rank's rows in one launch, unless AreLargeExperts. hidden and intermediate are
-// those of all ranks; t is all of it and, like its packets and rank.arrived, in the shared memory
-// of all ranks; y from the rank's first column on.
+// Both products of a rank's rows in one launch, unless the plan is_large. hidden and intermediate
+// are those of all ranks; t is all of it and, like its packets and rank.arrived, in the shared
+// memory of all ranks; y from the rank's first column on.
 void Launch(const CudaExpertParams& params, const ExpertRank& rank, device::Stream& stream);
 
 void LaunchGateUp(const CudaExpertParams& params, device::Stream& stream);

@@ -162,7 +162,11 @@ class ExpertsCudaTest : public CudaTest {
         .pair_weight = KeepAs<float>(Poisoned(pair_rows * 4)),
         .progress = KeepAs<int32_t>(Poisoned(NumProgress(tokens, s.num_experts, s.num_chosen) * 4)),
         .board = KeepAs<PlanBoard>(Upload(std::vector<std::byte>(sizeof(PlanBoard)))),
-        .as_words = RoutesAtOnce(tokens, prefill, s.num_experts, s.hidden)};
+        .as_words = RoutesAtOnce(tokens, prefill, s.num_experts, s.hidden),
+        .is_large =
+            AreLargeExperts(tokens, prefill,
+                            layer.routed.kind == TileKind::kFp4 ? config::ExpertDType::kFp4
+                                                                : config::ExpertDType::kFp8)};
     const Fp8Tiles gpu_x{KeepAs<uint8_t>(Upload(x_tiles.codes)),
                          KeepAs<float>(Upload(x_tiles.scales)), rows / 8};
     const Fp8Tiles gathered{KeepAs<uint8_t>(Poisoned(pair_rows * s.hidden)),
@@ -196,7 +200,6 @@ class ExpertsCudaTest : public CudaTest {
     const auto t = Poisoned(2 * t_bytes);
     CudaExpertParams experts{
         .num_tokens = tokens,
-        .prefill = prefill,
         .hidden = s.hidden,
         .intermediate = s.intermediate,
         .num_experts = s.num_experts,
@@ -462,11 +465,13 @@ TEST_F(ExpertsCudaTest, FewTokensMatchTheCpu) {
 }
 
 TEST_F(ExpertsCudaTest, MoreTokensMatchTheCpu) {
-  for (const int64_t tokens : Sweep<int64_t>({13, 40, 64, 70, 200}, {13, 200})) {
+  for (const int64_t tokens : Sweep<int64_t>({13, 40, 64, 70, 192}, {13, 192})) {
     Check(kSmall, tokens, WeightDType::kFp4, false);
     Check(kMore, tokens, WeightDType::kFp4, tokens % 2 == 0);
   }
-  Check(kMore, 100, WeightDType::kFp8, false);
+  for (const int64_t tokens : Sweep<int64_t>({100, 200, 512}, {200})) {
+    Check(kMore, tokens, WeightDType::kFp8, false);
+  }
 }
 
 // Which are not gathered. Few experts in a table, so that tiles are of up to eight tokens.
@@ -482,8 +487,11 @@ TEST_F(ExpertsCudaTest, TokensThatLieApartMatchTheCpu) {
   }
 }
 
-// Tiles of 256, some experts with more, some with less.
+// Tiles of up to 64, 224 (FP4) or 256 (FP8), some experts with more, some with less.
 TEST_F(ExpertsCudaTest, ManyTokensMatchTheCpu) {
+  for (const int64_t tokens : Sweep<int64_t>({193, 200, 300}, {193})) {
+    Check({512, 256, 32, 6}, tokens, WeightDType::kFp4, tokens % 2 == 0);
+  }
   Check(kSmall, 600, WeightDType::kFp4, false);
   Check(kMore, 520, WeightDType::kFp8, false);
   if (kIsRacecheck) return;

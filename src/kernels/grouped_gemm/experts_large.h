@@ -1,5 +1,5 @@
-// The experts on a GPU for many tokens: experts_cuda.h comes here from kLargeExpertTokens tokens on
-// (expert_plan.h), and for prefill, where a plan's tiles have up to 224 rows. A pair's bits depend
+// The experts on a GPU for many tokens: experts_cuda.h comes here where the plan is_large
+// (expert_plan.h), whose tiles have up to 224 rows. A pair's bits depend
 // on neither how many there are nor its row.
 #pragma once
 

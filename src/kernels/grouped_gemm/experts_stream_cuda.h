@@ -1,4 +1,4 @@
-// experts_cuda.h for steps of decodes of up to kLargeExpertTokens - 1 tokens: a launch that streams
+// experts_cuda.h for the steps of decodes whose plan is not is_large: a launch that streams
 // the weights (expert_stream.cuh). Blocks tell each other through the plan's counters which tiles
 // of the intermediate activations are complete, so all of them run at once.
 #pragma once

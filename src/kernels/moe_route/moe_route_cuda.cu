@@ -259,7 +259,7 @@ RouteShape MakeShape(const CudaMoeRouteParams& p) {
   s.warp_tokens = (s.tokens + kRouteWarps - 1) / kRouteWarps;
   s.blocks = (tokens + s.tokens - 1) / s.tokens;
   s.shared_groups = static_cast<int>(SharedPairRows(tokens)) / 8;
-  s.tile_rows = PlanTileRows(p.num_tokens, p.prefill, p.num_experts, p.num_chosen);
+  s.tile_rows = PlanTileRows(p.plan.is_large, p.num_tokens, p.num_experts, p.num_chosen);
   return s;
 }
 
