@@ -59,8 +59,8 @@ struct Fp4Ring {
   ExpertTile tokens[kStages];               // likewise
   std::byte out[kFp4Warpgroups][std::max(kMaxTokens * kPairRowBytes, 64 * kRowBytes)];
   float row_largest[2][4 / kEach][kMaxTokens];  // of each warpgroup's columns of 128
-  // e4m3 codes of the eight FP4 magnitudes times 2^(6 - i): exact up to i = 11, then to nearest
-  // even; below 2^-18 that is zero.
+  // e4m3 codes of the eight FP4 magnitudes times 2^(6 - i): exact up to i = 14, then to nearest
+  // even; from i = 19 on all are zero.
   uint2 codes[256];
   uint64_t full[kStages], empty[kStages], exchange[2];
 };
