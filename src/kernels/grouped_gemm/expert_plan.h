@@ -76,8 +76,8 @@ constexpr bool AreExpertsAlone(int64_t num_tokens, int64_t hidden, int64_t inter
   return num_tokens == 1 && hidden % kAloneColumns == 0 && intermediate % kAloneColumns == 0;
 }
 
-// From here on, and for prefill, experts_large.h computes a step's experts. It reads FP8 weights
-// against 64 tokens at least, FP4 ones against as many as there are.
+// From here on, and for prefill, experts_large.h computes a step's experts. It multiplies FP8
+// weights by 64 tokens at least, FP4 ones by as many as there are.
 inline constexpr int kLargeFp4Tokens = 193, kLargeFp8Tokens = 513;
 constexpr bool AreLargeExperts(int64_t num_tokens, bool prefill, config::ExpertDType dtype) {
   return prefill ||

@@ -1,7 +1,6 @@
-// Tiles of up to 64 tokens: 256 weight rows a block, so that a block makes all 128
-// columns of t that share FP8 scales. Wider tiles: 128 weight rows a block,
-// and a cluster of two makes the 128 columns. Whoever has columns of a token tells the others the
-// largest magnitude of them.
+// Tiles of up to 64 tokens: 256 weight rows a block, so that a block makes all 128 columns of t
+// that share FP8 scales. Wider tiles: 128 weight rows a block, and a cluster of two makes the 128
+// columns. Whoever has columns of a token tells the others the largest magnitude of them.
 #include <algorithm>
 
 #include "base/check.h"

@@ -9,8 +9,8 @@
 // bits for any kRowTiles and number of tokens.
 //   Two row tiles, of up to 224 tokens: a cluster of two blocks multiplies the same tokens. Each
 // fetches half of them, for both, because the L2 cache is what limits. Four, of up to 64 tokens: a
-// warpgroup has two products under way, for which it loads the tokens' scales once and of pairs all
-// that a thread reads of the codes is its own.
+// warpgroup has two products under way, for which it loads the tokens' scales once; and of pairs a
+// thread uses all that it loads of codes, not half.
 // Device code only.
 #pragma once
 
@@ -91,9 +91,8 @@ __device__ __forceinline__ void ReleaseAt(uint64_t* barrier, uint32_t rank, bool
 // blocks of 128), Fp4Product<kRowTiles> product(int index), void Write<kTokens>(int index, const
 // ExpertTile&, const float (&d)[kEach][kTokens / 2], const float* pair_weights) on the warpgroups
 // that multiply, d of each product of a warpgroup. kPairs: the first half of the row tiles are
-// w1's, the others the same rows of w3; a product has eight rows of w1 a warp, as thread by thread
-// rows g, and the same of w3 as g + 8: of two products of a warpgroup those of 16, of one every
-// second warp the latter eight. Else a product is a row tile.
+// w1's, the others the same rows of w3; of a product a warp has eight rows of w1 as A's rows g and
+// the same of w3 as g + 8. Else a product is a row tile.
 template <int kRowTiles, int kMaxTokens, int kStages, bool kPairs, typename Work>
 class Fp4Multiplier {
  public:
@@ -295,7 +294,7 @@ class Fp4Multiplier {
   __device__ bool Later(int p, int r) const { return (kPairs ? p : r) != 0; }
   static constexpr int kApart = kPairs ? kEach : 1;
   static constexpr int kSources = kPairs ? 2 : kEach;
-  // Of pairs and one product a warpgroup all 16 rows are of two warps, one each of both groups.
+  // Pairs, one product a warpgroup: a fragment's 16 rows are two warps', eight each.
   static constexpr bool kShares = kPairs && kEach == 1;
   __device__ int FirstTile() const {
     return kShares ? 0 : static_cast<int>(thread_) / 128 * (kPairs ? 1 : kEach);
@@ -363,8 +362,9 @@ class Fp4Multiplier {
   }
 
   // Two products, a column block at a time. Both are begun together, as each beginning waits for
-  // all four warps; meanwhile the other warpgroup expands its codes. The next block's are loaded
-  // while the second product is under way.
+  // the warpgroup's four warps; meanwhile the other warpgroup expands. The next block's codes are
+  // loaded while the second product is under way. Other orders take longer (docs/performance,
+  // prefill).
   template <int kTokens>
   __device__ __forceinline__ void AddTwo(float (&d)[2][kTokens / 2]) {
     Codes codes;
