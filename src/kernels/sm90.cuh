@@ -83,6 +83,12 @@ __device__ __forceinline__ void WarpHandBackBehind(uint64_t* barrier, bool any, 
       "r"(count), "r"(arrives)
       : "memory");
 }
+// Such a 0, in grids of one dimension.
+__device__ __forceinline__ uint32_t UnknownZero() {
+  uint32_t zero;
+  asm("mov.u32 %0, %%ctaid.z;" : "=r"(zero));
+  return zero;
+}
 __device__ inline void BarrierWait(uint64_t* barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred p;\n"

@@ -104,7 +104,7 @@ class MoePass : CudaPass {
     p.plan.as_words =
         kernels::RoutesAtOnce(p.num_tokens, step_.prefill, p.num_experts, c_.hidden_size);
     p.y += ranks_.first_output();
-    const kernels::ExpertRank rank = ranks_.RankOfExperts(step_);
+    const kernels::ExpertRank rank = ranks_.RankOfExperts(step_, p.plan.is_large);
     if (!ranks_.are_several()) {
       operators_.Enqueue(step_, "experts", p);
     } else if (rank.exchange.peers.size > 1) {

@@ -155,11 +155,10 @@ kernels::PeerView CudaTensorRanks::SelectingRanks(const CudaStep& step) const {
   return collectives_ != nullptr && all_select ? collectives_->peers() : kernels::PeerView{};
 }
 
-kernels::ExpertRank CudaTensorRanks::RankOfExperts(const CudaStep& step) {
+kernels::ExpertRank CudaTensorRanks::RankOfExperts(const CudaStep& step, bool are_large) {
   rows_ = {};
-  if (collectives_ == nullptr) return {};
+  if (collectives_ == nullptr || are_large) return {};
   const int64_t tokens = step.batch.num_tokens;
-  if (kernels::AreLargeExperts(tokens, step.prefill, c_.expert_dtype)) return {};
   const kernels::PeerExchange exchange =
       collectives_->GatherInExperts(tokens, intermediate_, outputs_);
   if (exchange.peers.size > 1 && tokens == 1) {

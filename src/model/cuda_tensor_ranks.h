@@ -81,8 +81,8 @@ class CudaTensorRanks {
 
   // Decodes: how ranks run the experts' products in one launch, in which they exchange the
   // intermediates, and which sends one token's outputs to the boundary. Its exchange of size 1:
-  // they run them apart.
-  kernels::ExpertRank RankOfExperts(const CudaStep& step);
+  // they run them apart, as where are_large (ExpertPlan::is_large).
+  kernels::ExpertRank RankOfExperts(const CudaStep& step, bool are_large);
 
   // The exchanges tell a recorder that they are the layer's.
   //

@@ -269,12 +269,6 @@ class LargeMultiplier {
     Release(stage);
   }
 
-  // Which the compiler does not know: grids have one dimension.
-  __device__ static uint32_t Zero() {
-    uint32_t zero;
-    asm("mov.u32 %0, %%ctaid.z;" : "=r"(zero));
-    return zero;
-  }
   __device__ static uint32_t ScaleByte(const LargeTile& tile, int half, int k) {
     return kKind == TileKind::kFp8 && k < tile.num_steps ? __ldg(tile.scales[half] + k) : 127u;
   }
@@ -297,7 +291,7 @@ class LargeMultiplier {
       WgmmaCommit();
       WgmmaWait<0>();
       if (i == kMine - 1) {
-        WarpHandBackBehind(&ring_.empty[stage], true, low, high, Zero());
+        WarpHandBackBehind(&ring_.empty[stage], true, low, high, UnknownZero());
       }
       AddScaled(product, low, high, scales, d[i]);
     }

@@ -37,14 +37,14 @@ struct CudaExpertParams {
   float swiglu_limit = 0;  // 0: no clamp
   ExpertTiles routed, shared;
   Fp8Tiles x;  // [num_tokens, H]; where the plan is_large, with room for whole 64 tokens
-  // [MaxPairRows, H], written by moe_route; unused up to kDirectTokens, but for prefill, and where
-  // the plan is as_words
+  // [MaxPairRows, H], written by moe_route; unused up to kDirectTokens, unless the plan is_large,
+  // and where it is as_words
   Fp8Tiles gathered;
   ExpertPlan plan;
   Fp8Tiles t;  // [MaxPairRows, I]; LaunchGateUp: from its first column on
   // [NumPackets], zero at first: t of one token, of which both products are one launch.
   uint4* t_packets = nullptr;
-  Mirrors mirrors = {};        // of t; prefill
+  Mirrors mirrors = {};        // of t; where the plan is_large
   __nv_bfloat16* y = nullptr;  // [MaxPairRows, H]
   int64_t y_stride = 0;        // from pair to pair
   // Where the shared expert has other tokens than the routed ones: how many x holds, and its

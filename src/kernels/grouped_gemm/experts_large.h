@@ -1,6 +1,6 @@
 // The experts on a GPU for many tokens: experts_cuda.h comes here where the plan is_large
-// (expert_plan.h), whose tiles have up to 224 rows. A pair's bits depend
-// on neither how many there are nor its row.
+// (expert_plan.h), whose tiles have up to 224 rows. A pair's bits depend on neither how many there
+// are nor its row.
 #pragma once
 
 #include "kernels/grouped_gemm/experts_cuda.h"

@@ -275,7 +275,8 @@ class Fp4Multiplier {
     if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;
   }
   // Where `any`. Without a fence: what was loaded from the stage last has been used, and a warp's
-  // loads from shared memory come in their order, so that none is under way.
+  // loads from shared memory come in their order, so that none is under way. (Its lane made of
+  // thread_ costs small tiles 1%.)
   __device__ void Release(int stage, bool any) {
     __syncwarp();
     const auto block = static_cast<uint32_t>(lane() % kCluster);
@@ -363,8 +364,8 @@ class Fp4Multiplier {
 
   // Two products, a column block at a time. Both are begun together, as each beginning waits for
   // the warpgroup's four warps; meanwhile the other warpgroup expands. The next block's codes are
-  // loaded while the second product is under way. Other orders take longer (docs/performance,
-  // prefill).
+  // loaded while the second product is under way. Other orders take longer
+  // (docs/performance/prefill.md).
   template <int kTokens>
   __device__ __forceinline__ void AddTwo(float (&d)[2][kTokens / 2]) {
     Codes codes;
