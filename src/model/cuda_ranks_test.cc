@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "comm/cuda_testing.h"
+#include "kernels/grouped_gemm/expert_plan.h"
 #include "model/cuda_testing.h"
 #include "model/own_text.h"
 
@@ -241,6 +242,15 @@ TEST_P(CudaRanksTest, SharedOutBatchesHaveTheBitsOfOneGpu) {
   // A share ends in the middle of a prompt, and holds whole ones.
   ExpectTheBatchesOfOne(
       {{301, 77, 450, 1, 2}, {1, 1, 500, 1, 5}, {1, 1, 1, 1, 1}, {130, 127, 1, 128, 600}});
+}
+
+// Whose experts are those of prompts.
+TEST_P(CudaRanksTest, DecodesOfManySequencesHaveTheBitsOfOneGpu) {
+  constexpr int kSeqs = kernels::kLargeFp4Tokens + 7;
+  MakeModels(WideModel(1), kSeqs, 16);
+  if (ranks_.empty()) return;
+  const std::vector<int> prompts(kSeqs, 3), decode(kSeqs, 1);
+  ExpectTheBatchesOfOne({prompts, decode, decode});
 }
 
 // Ranks that write to each other's memory.

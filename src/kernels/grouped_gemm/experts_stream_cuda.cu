@@ -62,6 +62,8 @@ struct Work {
   // Else the predecessor gathers, and the plan was complete.
   bool by_words = false;
   bool is_direct = false;   // up to kDirectTokens: tiles have eight tokens in a row
+  // Whether routed experts' tokens lie apart.
+  __host__ __device__ bool are_apart() const { return by_words && !is_direct; }
   bool by_packets = false;  // t
   Deal deal;
 };
@@ -231,7 +233,7 @@ class ExpertItems {
     ExpertItem item = Make(tile, w, w.gate_up, w.gate_up_scales, 2 * work_.gate_up_rows, p_.hidden,
                            part * 4 + rank_, 2, x, tile.x_group);
     item.part = work_.first_block + part, item.tile = index, item.is_down = false;
-    item.is_apart = routed && work_.by_words && !work_.is_direct, item.tokens = tokens_;
+    item.is_apart = routed && work_.are_apart(), item.tokens = tokens_;
     return item;
   }
   __device__ ExpertItem Down(int index, int part) {
@@ -668,7 +670,10 @@ __global__ void __launch_bounds__(Stream::kThreads, 1)
     writer.End();
     return;
   } else if (warp == 20) {
-    if constexpr (Stream::kNamesTokens) stream.HandOverLanded();
+    if constexpr (Stream::kNamesTokens) {
+      // Else nothing would wait for this warp, and items be overwritten before it has read them.
+      if (work.are_apart()) stream.HandOverLanded();
+    }
   } else {
     const Progress progress(p, work, rank);
     WaitForPredecessor();
