@@ -41,10 +41,12 @@ class CompressorRows {
   };
   // The pair at `column` of the channel pair's row; ape is added to fresh rows only.
   __device__ Row Load(int position, int column) const {
-    if (position < first_) {
-      const float* row = RingRow(position) + column + channel_;
-      return {Pair(row), Pair(row + kWidth)};
-    }
+    if (position >= first_) return LoadFresh(position, column);
+    const float* row = RingRow(position) + column + channel_;
+    return {Pair(row), Pair(row + kWidth)};
+  }
+  // Of this step. Without a branch, behind which the sum would await each row alone.
+  __device__ Row LoadFresh(int position, int column) const {
     const int64_t offset =
         int64_t{first_row_ + position - first_} * p_.row_stride + column + channel_;
     const float2 ape = Pair(p_.ape + position % kRatio * kWidth + column + channel_);
@@ -114,6 +116,15 @@ struct RowsC4 {
       }
     }
   }
+  // All of this step.
+  __device__ void LoadFresh(const CompressorRows<4, kDim>& rows, int j) {
+#pragma unroll
+    for (int r = 0; r < 8; ++r) {
+      const int position = 4 * j - 4 + r;
+      pool[r] = rows.LoadFresh(max(position, 0), r < 4 ? 0 : kDim);
+      if (position < 0) pool[r] = {{0, 0}, {-__builtin_huge_valf(), -__builtin_huge_valf()}};
+    }
+  }
 };
 
 // The softmax pool of a ratio-4 entry.
@@ -172,6 +183,21 @@ struct RunningPair {
 #pragma unroll
       for (int r = 0; r < kAhead; ++r) {
         if (position + r >= to) continue;
+        x.Merge(row[r].c.x, row[r].z.x);
+        y.Merge(row[r].c.y, row[r].z.y);
+      }
+    }
+  }
+  // A whole entry's, all of this step.
+  __device__ void MergeFresh(const CompressorRows<128, kHeadDim>& rows, int from) {
+    constexpr int kAhead = 8;
+#pragma unroll 1
+    for (int position = from; position < from + 128; position += kAhead) {
+      typename CompressorRows<128, kHeadDim>::Row row[kAhead];
+#pragma unroll
+      for (int r = 0; r < kAhead; ++r) row[r] = rows.LoadFresh(position + r, 0);
+#pragma unroll
+      for (int r = 0; r < kAhead; ++r) {
         x.Merge(row[r].c.x, row[r].z.x);
         y.Merge(row[r].c.y, row[r].z.y);
       }
@@ -338,11 +364,11 @@ __device__ void FinishFresh(const CudaAttentionPrologueParams& p, const CudaComp
   float2 pooled;
   if constexpr (kRatio == 4) {
     RowsC4<kDim> pool;
-    pool.Load(rows, j, true);
+    pool.LoadFresh(rows, j);
     pooled = PoolC4(pool);
   } else {
     RunningPair sum;
-    sum.Merge(rows, 128 * j, 128 * j + 128);
+    sum.MergeFresh(rows, 128 * j);
     pooled = sum.Pool();
   }
   FinishEntry(p, EntryPlace<kRatio, kDim>(p, compressor, seq, j), pooled, shared);
