@@ -3,6 +3,7 @@
 // block's magnitudes (its fraction has 13 bits; four steps a block).
 #include "kernels/gemm/gemm_cuda.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/cuda_testing.h"
@@ -447,6 +448,7 @@ TEST_F(GemmCudaTest, SeveralProductsOfLongColumns) {
   }
   const Case widest{TileKind::kBf16, 1536, 4096, 1, GemmOutput::kF32};
   Check({{TileKind::kFp8, 1024, 4096}, {TileKind::kFp8, 512, 4096}, widest, widest, narrow}, 1);
+  Check({{TileKind::kFp8, 256, 4096}, {TileKind::kFp8, 128, 4096}, wide, wide, narrow}, 600);
 }
 
 TEST_F(GemmCudaTest, PrefillGivesATokenTheSameBitsInEveryStep) {
@@ -481,6 +483,42 @@ TEST_F(GemmCudaTest, MirrorsHoldTheSame) {
     const auto alone = run({}), both = run({1, {bytes}});
     EXPECT_TRUE(std::equal(both.begin(), both.begin() + bytes, alone.begin()));
     EXPECT_TRUE(std::equal(both.begin(), both.begin() + bytes, both.begin() + bytes));
+  }
+}
+
+// As the input products of a prompt: FP8 and BF16 in one launch.
+TEST_F(GemmCudaTest, ProductsOfBothKindsHaveTheBitsOfEachAlone) {
+  const Case cases[] = {{TileKind::kFp8, 1024, 384},
+                        {TileKind::kFp8, 512, 384},
+                        {TileKind::kBf16, 1024, 384, 1, GemmOutput::kF32},
+                        {TileKind::kBf16, 256, 384, 1, GemmOutput::kF32},
+                        {TileKind::kBf16, 64, 384}};
+  for (const int64_t tokens : {256, 700}) {
+    const auto x = RandomActivations<BFloat16>(tokens * 384, 5);
+    std::vector<Problem> problems;
+    std::vector<int64_t> begin = {0};  // of each one's y, in bytes
+    for (const Case& c : cases) {
+      Problem& p = problems.emplace_back(MakeWeights(c, static_cast<uint32_t>(problems.size())));
+      SetActivations(c, x, tokens, PaddedTokens(tokens, true), p);
+      begin.push_back(begin.back() + tokens * c.rows * (c.output == GemmOutput::kF32 ? 4 : 2));
+    }
+    const auto run = [&](size_t first, size_t end) {
+      const auto y = Poisoned(begin.back());
+      CudaGemmParams params{.num_tokens = tokens, .prefill = true};
+      for (size_t i = first; i < end; ++i) {
+        problems[i].gemm.y = y.data() + begin[i];
+        params.problems[params.num_problems++] = problems[i].gemm;
+      }
+      Launch(params, *gpu_stream_);
+      return Download<uint8_t>(y);
+    };
+    const auto together = run(0, problems.size());
+    for (size_t i = 0; i < problems.size(); ++i) {
+      const auto alone = run(i, i + 1);
+      EXPECT_TRUE(std::equal(alone.begin() + begin[i], alone.begin() + begin[i + 1],
+                             together.begin() + begin[i]))
+          << i;
+    }
   }
 }
 

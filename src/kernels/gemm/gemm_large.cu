@@ -1,5 +1,6 @@
-// One launch for each kind of weights; a block on every multiprocessor takes tile after tile. The
-// tiles of 2,048 tokens follow each other, so that their activations stay in the L2 cache.
+// One launch for the problems of a kind, or for those of FP8 and of BF16, which share out the
+// multiprocessors: a block on each takes tile after tile. The tiles of 2,048 tokens follow each
+// other, so that their activations stay in the L2 cache.
 #include <algorithm>
 
 #include "base/check.h"
@@ -10,11 +11,21 @@
 namespace fathom::kernels {
 namespace {
 
+using enum TileKind;
+
 constexpr int kNear = 8;  // tiles of tokens that are computed near each other
 
 struct LargeGrid {
   int first[kMaxGemmProblems + 1];  // tile of each problem
   int token_tiles;
+
+  __host__ __device__ int num_tiles() const { return first[kMaxGemmProblems]; }
+};
+
+// The problems of one kind.
+struct LargeProblems {
+  CudaGemmParams params;
+  LargeGrid grid;
 };
 
 // kMirrored: y goes to p.mirrors, too.
@@ -38,15 +49,15 @@ struct GemmWork {
             int64_t{near * kNear + rest % width} * kLargeTokens};
   }
 
-  __device__ int count() const { return grid.first[kMaxGemmProblems]; }
+  __device__ int count() const { return grid.num_tiles(); }
 
   __device__ LargeTile tile(int index) const {
     const Place at = Locate(index);
     const GemmProblem& g = p.problems[at.problem];
-    const bool fp8 = g.w.kind == TileKind::kFp8;
+    const bool fp8 = g.w.kind == kFp8;
     const int64_t row_groups = fp8 ? g.x_fp8.row_groups : g.x_bf16.row_groups;
     const int64_t blocks = g.w.col_blocks(), row_tile = at.row / kTileMatrixRows;
-    const int64_t steps = g.w.kind == TileKind::kFp8AsBf16 ? 2 * blocks : blocks;
+    const int64_t steps = g.w.kind == kFp8AsBf16 ? 2 * blocks : blocks;
     const int64_t first_step = g.groups == 1 ? 0 : at.row / (g.w.rows / g.groups) * steps;
     const auto* x = fp8 ? reinterpret_cast<const std::byte*>(g.x_fp8.codes)
                         : reinterpret_cast<const std::byte*>(g.x_bf16.values);
@@ -120,48 +131,98 @@ struct GemmWork {
   }
 };
 
+// Tiles first, first + stride, …
 template <TileKind kKind, bool kMirrored>
-__global__ void __launch_bounds__(LargeThreads(kKind), 1)
-    GemmLargeKernel(const __grid_constant__ CudaGemmParams params,
-                    const __grid_constant__ LargeGrid grid) {
-  extern __shared__ __align__(1024) std::byte shared[];
+__device__ __forceinline__ void Multiply(std::byte* shared, const LargeProblems& of, int first,
+                                         int stride) {
   auto& ring = *reinterpret_cast<LargeRing<kKind>*>(shared);
   LargeMultiplier<kKind, GemmWork<kMirrored>>::Init(ring);
   WaitForPredecessor();
   AllowSuccessor();
-  GemmWork<kMirrored> work{params, grid};
-  LargeMultiplier<kKind, GemmWork<kMirrored>>(ring, work, static_cast<int>(blockIdx.x),
-                                              static_cast<int>(gridDim.x))
-      .Run();
+  GemmWork<kMirrored> work{of.params, of.grid};
+  LargeMultiplier<kKind, GemmWork<kMirrored>>(ring, work, first, stride).Run();
   if (kMirrored) __threadfence_system();
 }
 
-// The problems of one kind.
-template <TileKind kKind>
-void Run(const CudaGemmParams& all, device::Stream& stream) {
-  CudaGemmParams params{
-      .num_tokens = all.num_tokens, .prefill = all.prefill, .mirrors = all.mirrors};
-  LargeGrid grid{};
-  grid.token_tiles = static_cast<int>((all.num_tokens + kLargeTokens - 1) / kLargeTokens);
+template <TileKind kKind, bool kMirrored>
+__global__ void __launch_bounds__(LargeThreads(kKind), 1)
+    GemmLargeKernel(const __grid_constant__ LargeProblems of) {
+  extern __shared__ __align__(1024) std::byte shared[];
+  Multiply<kKind, kMirrored>(shared, of, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+}
+
+// FP8 weights in the first `fp8_blocks` blocks, BF16 ones in the others.
+constexpr size_t kBothBytes = std::max(sizeof(LargeRing<kFp8>), sizeof(LargeRing<kBf16>));
+__global__ void __launch_bounds__(LargeThreads(kFp8), 1)
+    GemmLargeBothKernel(const __grid_constant__ LargeProblems fp8,
+                        const __grid_constant__ LargeProblems bf16, int fp8_blocks) {
+  extern __shared__ __align__(1024) std::byte shared[];
+  const auto block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
+  if (block < fp8_blocks) {
+    Multiply<kFp8, false>(shared, fp8, block, fp8_blocks);
+  } else {
+    Multiply<kBf16, false>(shared, bf16, block - fp8_blocks, blocks - fp8_blocks);
+  }
+}
+
+LargeProblems ProblemsOf(TileKind kind, const CudaGemmParams& all) {
+  LargeProblems of{
+      .params = {.num_tokens = all.num_tokens, .prefill = all.prefill, .mirrors = all.mirrors},
+      .grid = {}};
+  of.grid.token_tiles = static_cast<int>((all.num_tokens + kLargeTokens - 1) / kLargeTokens);
   int tiles = 0;
   for (int i = 0; i < all.num_problems; ++i) {
     const GemmProblem& g = all.problems[i];
-    if (g.w.kind != kKind) continue;
-    grid.first[params.num_problems] = tiles;
-    tiles += grid.token_tiles * static_cast<int>((g.w.rows + kLargeRows - 1) / kLargeRows);
-    params.problems[params.num_problems++] = g;
+    if (g.w.kind != kind) continue;
+    of.grid.first[of.params.num_problems] = tiles;
+    tiles += of.grid.token_tiles * static_cast<int>((g.w.rows + kLargeRows - 1) / kLargeRows);
+    of.params.problems[of.params.num_problems++] = g;
   }
-  if (tiles == 0) return;
-  for (int i = params.num_problems; i <= kMaxGemmProblems; ++i) grid.first[i] = tiles;
+  for (int i = of.params.num_problems; i <= kMaxGemmProblems; ++i) of.grid.first[i] = tiles;
+  return of;
+}
+
+template <TileKind kKind>
+void Run(const LargeProblems& of, device::Stream& stream) {
+  if (of.grid.num_tiles() == 0) return;
   const auto launch = [&](auto kernel) {
-    LaunchKernel(kernel, static_cast<unsigned>(std::min(tiles, NumMultiprocessors())),
-                 LargeThreads(kKind), sizeof(LargeRing<kKind>), stream, params, grid);
+    LaunchKernel(kernel, static_cast<unsigned>(std::min(of.grid.num_tiles(), NumMultiprocessors())),
+                 LargeThreads(kKind), sizeof(LargeRing<kKind>), stream, of);
   };
-  if constexpr (kKind != TileKind::kBf16) {
-    if (params.mirrors.count > 0) return launch(GemmLargeKernel<kKind, true>);
+  if constexpr (kKind != kBf16) {
+    if (of.params.mirrors.count > 0) return launch(GemmLargeKernel<kKind, true>);
   }
-  CHECK_EQ(params.mirrors.count, 0);
+  CHECK_EQ(of.params.mirrors.count, 0);
   launch(GemmLargeKernel<kKind, false>);
+}
+
+// As many blocks for each kind as end it soonest.
+void RunBoth(const LargeProblems& fp8, const LargeProblems& bf16, device::Stream& stream) {
+  constexpr int kFp8Time = 5, kBf16Time = 8;  // of a tile of as many columns, measured
+  const int blocks = std::min(fp8.grid.num_tiles() + bf16.grid.num_tiles(), NumMultiprocessors());
+  const auto time = [&](int fp8_blocks) {
+    const auto rounds = [](int tiles, int among) { return (tiles + among - 1) / among; };
+    return std::max(kFp8Time * rounds(fp8.grid.num_tiles(), fp8_blocks),
+                    kBf16Time * rounds(bf16.grid.num_tiles(), blocks - fp8_blocks));
+  };
+  int best = 1;
+  for (int i = 2; i < blocks; ++i) {
+    if (time(i) < time(best)) best = i;
+  }
+  LaunchKernel(GemmLargeBothKernel, static_cast<unsigned>(blocks), LargeThreads(kFp8), kBothBytes,
+               stream, fp8, bf16, best);
+}
+
+// Whether tiles of 64 tokens by 64 rows are done sooner: up to kNarrowGemmTokens, or where there
+// are no more of them than multiprocessors, so that tiles of 256 by 128 would leave most idle.
+bool IsNarrow(const CudaGemmParams& params) {
+  if (params.mirrors.count > 0) return false;
+  if (params.num_tokens <= kNarrowGemmTokens) return true;
+  int64_t items = 0;
+  for (int i = 0; i < params.num_problems; ++i) {
+    items += (params.num_tokens + 63) / 64 * ((params.problems[i].w.rows + 63) / 64);
+  }
+  return items <= NumMultiprocessors();
 }
 
 }  // namespace
@@ -169,18 +230,21 @@ void Run(const CudaGemmParams& all, device::Stream& stream) {
 bool IsLarge(const CudaGemmParams& params) {
   if (!params.prefill && params.num_tokens < kLargeGemmTokens) return false;
   for (int i = 0; i < params.num_problems; ++i) {
-    if (params.problems[i].w.kind == TileKind::kFp4) return false;
+    if (params.problems[i].w.kind == kFp4) return false;
   }
   return true;
 }
 
 void LaunchLarge(const CudaGemmParams& params, device::Stream& stream) {
-  if (params.num_tokens <= kNarrowGemmTokens && params.mirrors.count == 0) {
-    return LaunchNarrow(params, stream);
+  if (IsNarrow(params)) return LaunchNarrow(params, stream);
+  const LargeProblems fp8 = ProblemsOf(kFp8, params), bf16 = ProblemsOf(kBf16, params);
+  if (fp8.params.num_problems > 0 && bf16.params.num_problems > 0) {
+    RunBoth(fp8, bf16, stream);
+  } else {
+    Run<kFp8>(fp8, stream);
+    Run<kBf16>(bf16, stream);
   }
-  Run<TileKind::kFp8>(params, stream);
-  Run<TileKind::kBf16>(params, stream);
-  Run<TileKind::kFp8AsBf16>(params, stream);
+  Run<kFp8AsBf16>(ProblemsOf(kFp8AsBf16, params), stream);
 }
 
 }  // namespace fathom::kernels

@@ -12,7 +12,7 @@ inline constexpr int64_t kNarrowGemmTokens = 128;  // up to here the work is rea
 
 bool IsLarge(const CudaGemmParams& params);
 void LaunchLarge(const CudaGemmParams& params, device::Stream& stream);
-// Likewise, for up to kNarrowGemmTokens tokens and without mirrors.
+// Likewise, without mirrors: for few tokens, or few tiles of them.
 void LaunchNarrow(const CudaGemmParams& params, device::Stream& stream);
 
 }  // namespace fathom::kernels
