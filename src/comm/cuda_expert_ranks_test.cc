@@ -119,7 +119,7 @@ class CudaExpertRanksTest : public testing::TestWithParam<std::tuple<Kind, Layou
     const auto ids = rank.Upload(own.ids), weights = rank.Upload(own.weights);
     const auto seqs = rank.Upload(own.seqs);
     const auto pair_of = rank.Poisoned(pairs * 4), pair_weight = rank.Poisoned(rows * 4);
-    const auto num_tiles = rank.Poisoned(4);
+    const auto num_tiles = rank.Poisoned(8);
     const auto progress = rank.Poisoned((1 + slots + pairs + kExperts) * 4);
     const auto tiles =
         rank.Poisoned((pairs + kExperts) * static_cast<int64_t>(sizeof(kernels::ExpertTile)));
@@ -132,24 +132,26 @@ class CudaExpertRanksTest : public testing::TestWithParam<std::tuple<Kind, Layou
                      .weights = As<float>(weights),
                      .token_seq = As<int32_t>(seqs)},
                     slots, *rank.stream);
+    const kernels::ExpertPlan plan{.num_tiles = As<int32_t>(num_tiles),
+                                   .tiles = As<kernels::ExpertTile>(tiles),
+                                   .pair_of = As<int32_t>(pair_of),
+                                   .pair_weight = As<float>(pair_weight),
+                                   .progress = As<int32_t>(progress),
+                                   .is_large = is_large,
+                                   .has_narrow = is_large};
     group_[r]->Take({.from = {},
                      .first_expert = first_expert(r),
                      .num_experts = first_expert(r + 1) - first_expert(r),
                      .first_group = first_group,
-                     .plan = {.num_tiles = As<int32_t>(num_tiles),
-                              .tiles = As<kernels::ExpertTile>(tiles),
-                              .pair_of = As<int32_t>(pair_of),
-                              .pair_weight = As<float>(pair_weight),
-                              .progress = As<int32_t>(progress),
-                              .is_large = is_large},
+                     .plan = plan,
                      .gathered = {As<uint8_t>(gathered), As<float>(gathered_scales), rows / 8}},
                     slots, *rank.stream);
     const auto row_of = rank.Download<int32_t>(pair_of.data(), static_cast<size_t>(pairs));
+    const auto counts = rank.Download<int32_t>(num_tiles.data(), 2);
     ExpectPlan(
         r, all, slots, row_of,
-        rank.Download<kernels::ExpertTile>(
-            tiles.data(), static_cast<size_t>(rank.Download<int32_t>(num_tiles.data(), 1)[0])),
-        TileRows(r, num_tokens, is_large));
+        rank.Download<kernels::ExpertTile>(tiles.data(), static_cast<size_t>(counts[0])), counts[1],
+        kernels::SplitOfTiles(plan, num_tokens, first_expert(r + 1) - first_expert(r), kChosen));
     ExpectGathered(
         all, slots, row_of,
         rank.Download<uint8_t>(gathered.data(), static_cast<size_t>(rows * kHidden)),
@@ -171,22 +173,19 @@ class CudaExpertRanksTest : public testing::TestWithParam<std::tuple<Kind, Layou
     ASSERT_TRUE(group_[r]->Check().ok());
   }
 
-  int TileRows(size_t r, int64_t num_tokens, bool is_large) const {
-    return kernels::PlanTileRows(is_large, num_tokens, first_expert(r + 1) - first_expert(r),
-                                 kChosen);
-  }
-
   static uint16_t Output(int64_t pair, int64_t column) {
     return static_cast<uint16_t>(pair * 31 + column * 7);
   }
 
-  // Every pair of an own expert has a row of its own, in a tile of its expert.
+  // Every pair of an own expert has a row of its own, in a tile of its expert, narrow from
+  // `num_wide` on.
   void ExpectPlan(size_t r, const std::vector<Tokens>& all, int64_t slots,
                   const std::vector<int32_t>& row_of, const std::vector<kernels::ExpertTile>& tiles,
-                  int tile_rows) const {
+                  int num_wide, kernels::ExpertTileSplit split) const {
     std::map<int32_t, int32_t> expert_of_row;
     for (const kernels::ExpertTile& tile : tiles) {
-      EXPECT_LE(tile.num_rows, tile_rows);
+      const bool is_wide = &tile - tiles.data() < num_wide;
+      EXPECT_LE(tile.num_rows, is_wide ? split.rows : kernels::kNarrowTileRows);
       for (int32_t i = 0; i < tile.num_rows; ++i) {
         EXPECT_TRUE(expert_of_row.emplace(tile.pair_group * 8 + i, tile.expert).second);
       }

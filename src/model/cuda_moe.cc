@@ -76,6 +76,7 @@ class MoePass : CudaPass {
   kernels::ExpertPlan Plan(int64_t num_tokens, bool prefill) const {
     kernels::ExpertPlan plan = ws_.plan;
     plan.is_large = kernels::AreLargeExperts(num_tokens, prefill, c_.expert_dtype);
+    plan.has_narrow = plan.is_large && c_.expert_dtype == config::ExpertDType::kFp4;
     return plan;
   }
 

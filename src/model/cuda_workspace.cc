@@ -90,7 +90,7 @@ void Carve(const config::ModelConfig& c, const ModelLimits& limits, int64_t head
     num_progress =
         std::max(num_progress, kernels::NumProgress(n, c.num_experts, c.num_experts_per_token));
   }
-  carver.Take(w.plan.num_tiles, 1);
+  carver.Take(w.plan.num_tiles, 2);
   carver.Take(w.plan.tiles, max_tiles);
   carver.Take(w.plan.pair_of, most_tokens * c.num_experts_per_token);
   carver.Take(w.plan.pair_weight, w.pair_rows);

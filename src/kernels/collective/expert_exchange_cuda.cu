@@ -121,8 +121,9 @@ __global__ void __launch_bounds__(kThreads)
 
 // One block.
 __global__ void __launch_bounds__(kPlanThreads)
-    PlanOwnExpertsKernel(const __grid_constant__ CudaTakeTokensParams p, int tile_rows) {
-  __shared__ int count[kMaxExperts], first_row[kMaxExperts], cursor[kMaxExperts], num_tiles;
+    PlanOwnExpertsKernel(const __grid_constant__ CudaTakeTokensParams p, ExpertTileSplit split) {
+  __shared__ int count[kMaxExperts], first_row[kMaxExperts], cursor[kMaxExperts];
+  __shared__ PlacesOfWarps places;
   const ExpertExchange& x = p.from;
   const PeerView& peers = x.exchange.peers;
   const uint64_t number = NumberOf(x);
@@ -143,13 +144,10 @@ __global__ void __launch_bounds__(kPlanThreads)
     if (const int e = expert(i); e >= 0) atomicAdd(&count[e], 1);
   }
   __syncthreads();
-  if (thread < 32) {
-    const int tiles = PlaceExperts(p.plan, p.num_experts, count, first_row,
-                                   static_cast<int>(p.first_group), tile_rows);
-    if (thread == 0) num_tiles = tiles;
-  }
+  const int tiles = PlaceExperts(p.plan, p.num_experts, count, first_row,
+                                 static_cast<int>(p.first_group), split, places);
   __syncthreads();
-  const int num_progress = 1 + NumSharedTiles(x.slots, num_tokens) + num_tiles;
+  const int num_progress = 1 + NumSharedTiles(x.slots, num_tokens) + tiles;
   for (int i = thread; i < num_progress; i += kPlanThreads) p.plan.progress[i] = 0;
   for (int64_t i = thread; i < num_pairs; i += kPlanThreads) {
     const int e = expert(i);
@@ -235,9 +233,9 @@ void Launch(const CudaTakeTokensParams& p, device::Stream& stream) {
   CheckExchange(p.from);
   CHECK_LE(p.num_experts, kMaxExperts);
   const int64_t tokens = p.from.layout.data_ranks * p.from.slots;
-  const int tile_rows =
-      PlanTileRows(p.plan.is_large, tokens, p.num_experts, p.from.layout.num_chosen);
-  LaunchKernel(PlanOwnExpertsKernel, 1, kPlanThreads, 0, stream, p, tile_rows);
+  const ExpertTileSplit split =
+      SplitOfTiles(p.plan, tokens, p.num_experts, p.from.layout.num_chosen);
+  LaunchKernel(PlanOwnExpertsKernel, 1, kPlanThreads, 0, stream, p, split);
   const int64_t pairs = tokens * p.from.layout.num_chosen;
   LaunchKernel(GatherTokensKernel, static_cast<unsigned>((pairs + kWarps - 1) / kWarps), kThreads,
                0, stream, p);

@@ -69,30 +69,46 @@ __device__ inline PlanBoard::Tile LoadTile(const PlanBoard::Tile* from) {
   return {{words.x, words.y}, {words.z, words.w}};
 }
 
-// By one warp: the rows of each expert's pairs, whole groups of eight from `first_group` on, and
-// the plan's tiles of up to `tile_rows` rows; returns how many. count, first_row: [num_experts], in
-// shared or device memory.
+// What the experts of each warp have of groups of rows and of tiles.
+struct PlacesOfWarps {
+  static constexpr int kWarps = kMaxExperts / 32;
+  int groups[kWarps], wide[kWarps], narrow[kWarps];
+};
+// By a block of kMaxExperts threads or more, all of which call: the rows of each expert's pairs,
+// whole groups of eight from `first_group` on, and the plan's tiles; returns how many. count,
+// first_row: [num_experts], in shared or device memory.
 __device__ __forceinline__ int PlaceExperts(const ExpertPlan& plan, int num_experts,
                                             const int* count, int* first_row, int first_group,
-                                            int tile_rows) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  int groups = first_group, tiles = 0;
-  for (int base = 0; base < num_experts; base += 32) {
-    const int e = base + lane, n = e < num_experts ? count[e] : 0;
-    int all_groups, all_tiles;
-    const int group = groups + WarpExclusiveSum((n + 7) / 8, all_groups);
-    const int first = tiles + WarpExclusiveSum((n + tile_rows - 1) / tile_rows, all_tiles);
-    groups += all_groups;
-    tiles += all_tiles;
-    if (e >= num_experts) continue;
-    first_row[e] = group * 8;
-    for (int i = 0; i * tile_rows < n; ++i) {
-      const int at = group + i * tile_rows / 8;
-      plan.tiles[first + i] = {e, at, at, min(tile_rows, n - i * tile_rows)};
-    }
+                                            ExpertTileSplit split, PlacesOfWarps& shared) {
+  const int e = static_cast<int>(threadIdx.x), warp = e / 32;
+  const int n = e < num_experts ? count[e] : 0;
+  const int wide = split.NumWide(n), narrow = split.NumNarrow(n);
+  int all_groups, all_wide, all_narrow;
+  int group = first_group + WarpExclusiveSum((n + 7) / 8, all_groups);
+  int first_wide = WarpExclusiveSum(wide, all_wide);
+  int first_narrow = WarpExclusiveSum(narrow, all_narrow);
+  if (e % 32 == 0 && warp < PlacesOfWarps::kWarps) {
+    shared.groups[warp] = all_groups, shared.wide[warp] = all_wide;
+    shared.narrow[warp] = all_narrow;
   }
-  if (lane == 0) *plan.num_tiles = tiles;
-  return tiles;
+  __syncthreads();
+  int num_wide = 0, num_narrow = 0;
+#pragma unroll
+  for (int w = 0; w < PlacesOfWarps::kWarps; ++w) {
+    if (w == warp) first_wide += num_wide, first_narrow += num_narrow;
+    if (w < warp) group += shared.groups[w];
+    num_wide += shared.wide[w], num_narrow += shared.narrow[w];
+  }
+  if (e == 0) plan.num_tiles[0] = num_wide + num_narrow, plan.num_tiles[1] = num_wide;
+  if (e < num_experts) first_row[e] = group * 8;
+  for (int i = 0; i < wide + narrow; ++i) {
+    const bool is_wide = i < wide;
+    const int row = is_wide ? i * split.rows : wide * split.rows + (i - wide) * kNarrowTileRows;
+    const int place = is_wide ? first_wide + i : num_wide + first_narrow + i - wide;
+    plan.tiles[place] = {e, group + row / 8, group + row / 8,
+                         min(is_wide ? split.rows : kNarrowTileRows, n - row)};
+  }
+  return num_wide + num_narrow;
 }
 
 }  // namespace fathom::kernels

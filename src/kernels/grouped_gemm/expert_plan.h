@@ -57,7 +57,7 @@ struct PlanBoard {
 
 struct ExpertPlan {
   // More than kDirectTokens tokens, and prefill; not if as_words.
-  int32_t* num_tiles = nullptr;
+  int32_t* num_tiles = nullptr;  // [2]: all, and how many of them come before the narrow ones
   ExpertTile* tiles = nullptr;   // [MaxExpertTiles]
   int32_t* pair_of = nullptr;    // [num_tokens, k]: the row of each choice
   float* pair_weight = nullptr;  // [rows]; of no pair: negative. Not read of the shared expert
@@ -67,7 +67,8 @@ struct ExpertPlan {
   // Of more than kDirectTokens tokens, up to kWordTokens of a decode: tiles are told word by word,
   // and nothing is gathered. Routing does so where it RoutesAtOnce.
   bool as_words = false;
-  bool is_large = false;  // for experts_large.h, where AreLargeExperts
+  bool is_large = false;    // for experts_large.h, where AreLargeExperts
+  bool has_narrow = false;  // of FP4 there: narrow tiles behind the others
 };
 
 // Whole stages of columns, which one token's kernel takes.
@@ -86,13 +87,34 @@ constexpr bool AreLargeExperts(int64_t num_tokens, bool prefill, config::ExpertD
 
 // Tokens of a tile, by the number of tokens in the step.
 constexpr int ExpertTileRows(int64_t num_tokens) { return num_tokens <= 192 ? 8 : 16; }
-// Of experts_large.h: 64 while that is what an expert gets, and reading the weights all the work.
-constexpr int LargeExpertTileRows(int64_t num_tokens, int num_experts, int num_chosen) {
-  return num_tokens * num_chosen <= int64_t{64} * num_experts ? 64 : 224;
+
+// How an expert's tokens are split into tiles: of up to `rows` each, but where has_narrow what is
+// left of up to twice kNarrowTileRows in narrow ones.
+inline constexpr int kNarrowTileRows = 64, kWideTileRows = 224;
+struct ExpertTileSplit {
+  int rows = 0;  // 0: all tiles are narrow
+  bool has_narrow = false;
+
+  constexpr int NumWide(int tokens) const {
+    const int others = tokens - (has_narrow ? 2 * kNarrowTileRows : 0);
+    return rows == 0 || others <= 0 ? 0 : (others + rows - 1) / rows;
+  }
+  constexpr int NumNarrow(int tokens) const {
+    const int left = tokens - NumWide(tokens) * rows;
+    return !has_narrow || left <= 0 ? 0 : (left + kNarrowTileRows - 1) / kNarrowTileRows;
+  }
+};
+// Of experts_large.h: wide tiles where experts get so many tokens that reading the weights is not
+// all the work. Of FP8 there are no others then.
+constexpr bool HasWideTiles(bool has_narrow, int64_t num_tokens, int num_experts, int num_chosen) {
+  return num_tokens * num_chosen > int64_t{has_narrow ? 16 : 64} * num_experts;
 }
-constexpr int PlanTileRows(bool is_large, int64_t num_tokens, int num_experts, int num_chosen) {
-  return is_large ? LargeExpertTileRows(num_tokens, num_experts, num_chosen)
-                  : ExpertTileRows(num_tokens);
+constexpr ExpertTileSplit SplitOfTiles(const ExpertPlan& plan, int64_t num_tokens, int num_experts,
+                                       int num_chosen) {
+  if (!plan.is_large) return {.rows = ExpertTileRows(num_tokens)};
+  const bool wide = HasWideTiles(plan.has_narrow, num_tokens, num_experts, num_chosen);
+  if (!plan.has_narrow) return {.rows = wide ? kWideTileRows : kNarrowTileRows};
+  return {.rows = wide ? kWideTileRows : 0, .has_narrow = true};
 }
 // Of up to kDirectTokens.
 constexpr int MaxDirectTiles(int num_tokens, int num_experts, int num_chosen) {

@@ -154,8 +154,11 @@ class ExpertsCudaTest : public CudaTest {
     const int64_t pair_rows = MaxPairRows(tokens, s.num_experts, s.num_chosen);
     const std::vector<int32_t> token_seq(token_ids.size(), 0);
     const auto pair_of = Poisoned(pairs * 4);
+    const auto dtype =
+        layer.routed.kind == TileKind::kFp4 ? config::ExpertDType::kFp4 : config::ExpertDType::kFp8;
+    const bool is_large = AreLargeExperts(tokens, prefill, dtype);
     const ExpertPlan plan{
-        .num_tiles = KeepAs<int32_t>(Poisoned(4)),
+        .num_tiles = KeepAs<int32_t>(Poisoned(8)),
         .tiles = KeepAs<ExpertTile>(Poisoned(MaxExpertTiles(tokens, s.num_experts, s.num_chosen) *
                                              int64_t{sizeof(ExpertTile)})),
         .pair_of = As<int32_t>(pair_of),
@@ -163,10 +166,8 @@ class ExpertsCudaTest : public CudaTest {
         .progress = KeepAs<int32_t>(Poisoned(NumProgress(tokens, s.num_experts, s.num_chosen) * 4)),
         .board = KeepAs<PlanBoard>(Upload(std::vector<std::byte>(sizeof(PlanBoard)))),
         .as_words = RoutesAtOnce(tokens, prefill, s.num_experts, s.hidden),
-        .is_large =
-            AreLargeExperts(tokens, prefill,
-                            layer.routed.kind == TileKind::kFp4 ? config::ExpertDType::kFp4
-                                                                : config::ExpertDType::kFp8)};
+        .is_large = is_large,
+        .has_narrow = is_large && dtype == config::ExpertDType::kFp4};
     const Fp8Tiles gpu_x{KeepAs<uint8_t>(Upload(x_tiles.codes)),
                          KeepAs<float>(Upload(x_tiles.scales)), rows / 8};
     const Fp8Tiles gathered{KeepAs<uint8_t>(Poisoned(pair_rows * s.hidden)),
@@ -494,6 +495,8 @@ TEST_F(ExpertsCudaTest, ManyTokensMatchTheCpu) {
   }
   Check(kSmall, 600, WeightDType::kFp4, false);
   Check(kMore, 520, WeightDType::kFp8, false);
+  // 131 an expert: some in a wide tile, others in narrow ones.
+  Check({256, 128, 32, 6}, 700, WeightDType::kFp4, false);
   if (kIsRacecheck) return;
   Check(kMore, 777, WeightDType::kFp4, true);
   Check({1024, 384, 32, 4}, 1500, WeightDType::kFp4, false);

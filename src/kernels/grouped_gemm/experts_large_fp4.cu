@@ -1,6 +1,7 @@
-// Tiles of up to 64 tokens: 256 weight rows a block, so that a block makes all 128 columns of t
-// that share FP8 scales. Wider tiles: 128 weight rows a block, and a cluster of two makes the 128
-// columns. Whoever has columns of a token tells the others the largest magnitude of them.
+// Narrow tiles: 256 weight rows a block, so that a block makes all 128 columns of t that share FP8
+// scales. Wide ones: 128 weight rows a block, and a cluster of two makes the 128 columns. Whoever
+// has columns of a token tells the others the largest magnitude of them. Where a step has both,
+// narrow tiles come in a launch behind that of the wide ones, beside its last blocks.
 #include <algorithm>
 
 #include "base/check.h"
@@ -32,15 +33,20 @@ __device__ int Rank() {
   return Fp4Cluster(kRowTiles) == 1 ? 0 : static_cast<int>(ClusterRank());
 }
 
+constexpr bool IsNarrow(int row_tiles) { return row_tiles == 4; }
+
 template <int kRowTiles>
 struct Work {
   const CudaExpertParams& p;
   const int row_blocks;  // of a tile
-  const int items = *p.plan.num_tiles * row_blocks;
+  const int first_tile = IsNarrow(kRowTiles) ? p.plan.num_tiles[1] : 0;
+  const int num_tiles = p.plan.num_tiles[IsNarrow(kRowTiles) ? 0 : 1] - first_tile;
 
-  __device__ int count() const { return items; }
+  __device__ int count() const { return num_tiles * row_blocks; }
   __device__ int row_block(int index) const { return index % row_blocks; }
-  __device__ const ExpertTile& tokens(int index) const { return p.plan.tiles[index / row_blocks]; }
+  __device__ const ExpertTile& tokens(int index) const {
+    return p.plan.tiles[first_tile + index / row_blocks];
+  }
 
   __device__ Fp4Product<kRowTiles> Make(const ExpertTile& tokens, const Fp8Tiles& x,
                                         int x_group) const {
@@ -271,51 +277,52 @@ struct Fp4Down : Work<kRowTiles> {
 
 template <int kRowTiles, int kMaxTokens, int kStages>
 __global__ void __launch_bounds__(kFp4Threads, 1)
-    Fp4GateUpKernel(const __grid_constant__ CudaExpertParams p) {
+    Fp4GateUpKernel(const __grid_constant__ CudaExpertParams p, bool is_beside) {
   using GateUp = Fp4GateUp<kRowTiles, kMaxTokens, kStages>;
   using Multiplier = Fp4Multiplier<kRowTiles, kMaxTokens, kStages, true, GateUp>;
   constexpr int kCluster = Fp4Cluster(kRowTiles);
   extern __shared__ __align__(1024) std::byte memory[];
   auto& ring = *reinterpret_cast<typename GateUp::Ring*>(memory);
   Multiplier::Init(ring);
-  WaitForPredecessor();
+  if (!is_beside) WaitForPredecessor();
   AllowSuccessor();
   const int block = static_cast<int>(blockIdx.x);
   GateUp work{{p, static_cast<int>(p.intermediate / 128)}, ring};
-  Multiplier(ring, work, block / kCluster, static_cast<int>(gridDim.x) / kCluster).Run();
+  Multiplier(ring, work, block / kCluster, static_cast<int>(gridDim.x) / kCluster).Run(is_beside);
   if (p.mirrors.count > 0) __threadfence_system();
 }
 
 template <int kRowTiles, int kMaxTokens, int kStages>
 __global__ void __launch_bounds__(kFp4Threads, 1)
-    Fp4DownKernel(const __grid_constant__ CudaExpertParams p) {
+    Fp4DownKernel(const __grid_constant__ CudaExpertParams p, bool is_beside) {
   using Down = Fp4Down<kRowTiles, kMaxTokens, kStages>;
   using Multiplier = Fp4Multiplier<kRowTiles, kMaxTokens, kStages, false, Down>;
   constexpr int kCluster = Fp4Cluster(kRowTiles), kTogether = kRowTiles * kCluster;
   extern __shared__ __align__(1024) std::byte memory[];
   auto& ring = *reinterpret_cast<typename Down::Ring*>(memory);
   Multiplier::Init(ring);
-  WaitForPredecessor();
+  if (!is_beside) WaitForPredecessor();
   AllowSuccessor();
   const int block = static_cast<int>(blockIdx.x);
   Down work{{p, static_cast<int>((p.hidden / 64 + kTogether - 1) / kTogether)}, ring};
-  Multiplier(ring, work, block / kCluster, static_cast<int>(gridDim.x) / kCluster).Run();
+  Multiplier(ring, work, block / kCluster, static_cast<int>(gridDim.x) / kCluster).Run(is_beside);
 }
 
 template <bool kGateUp, int kRowTiles, int kMaxTokens, int kStages>
-void Run(const CudaExpertParams& p, device::Stream& stream) {
+void Run(const CudaExpertParams& p, bool is_beside, device::Stream& stream) {
   constexpr auto kKernel = kGateUp ? Fp4GateUpKernel<kRowTiles, kMaxTokens, kStages>
                                    : Fp4DownKernel<kRowTiles, kMaxTokens, kStages>;
   LaunchClusters(kKernel, static_cast<unsigned>(NumMultiprocessors() / 2 * 2),
                  Fp4Cluster(kRowTiles), kFp4Threads,
-                 sizeof(Fp4Ring<kRowTiles, kMaxTokens, kStages>), stream, p);
+                 sizeof(Fp4Ring<kRowTiles, kMaxTokens, kStages>), stream, p, is_beside);
 }
 
 template <bool kGateUp>
 void RunTiles(const CudaExpertParams& p, device::Stream& stream) {
-  LargeExpertTileRows(p.num_tokens, p.num_experts, p.num_chosen) == 64
-      ? Run<kGateUp, 4, 64, 7>(p, stream)
-      : Run<kGateUp, 2, 224, 4>(p, stream);
+  CHECK(p.plan.has_narrow);
+  const bool has_wide = HasWideTiles(true, p.num_tokens, p.num_experts, p.num_chosen);
+  if (has_wide) Run<kGateUp, 2, kWideTileRows, 4>(p, false, stream);
+  Run<kGateUp, 4, kNarrowTileRows, 7>(p, has_wide, stream);
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ struct Work {
   // predecessor began, or it tells when they are (kStartsEarly), and the plan is told word by word.
   // Else the predecessor gathers, and the plan was complete.
   bool by_words = false;
-  bool is_direct = false;   // up to kDirectTokens: tiles have eight tokens in a row
+  bool is_direct = false;  // up to kDirectTokens: tiles have eight tokens in a row
   // Whether routed experts' tokens lie apart.
   __host__ __device__ bool are_apart() const { return by_words && !is_direct; }
   bool by_packets = false;  // t

@@ -121,10 +121,15 @@ class Fp4Multiplier {
     if (kCluster > 1) ClusterSync();  // the other block's are ready, too
   }
 
-  __device__ __forceinline__ void Run() {
+  // is_beside: the launch before this one may still run; the block ends after it.
+  __device__ __forceinline__ void Run(bool is_beside) {
     if (threadIdx.x >= kFp4Warpgroups * 128) {
       GiveRegisters<40>();
-      if (threadIdx.x < kFp4Warpgroups * 128 + 32) Produce();
+      if (threadIdx.x < kFp4Warpgroups * 128 + 32) {
+        Produce();
+      } else if (is_beside) {
+        WaitForPredecessor();
+      }
     } else {
       TakeRegisters<232>();
       Multiply();

@@ -61,7 +61,7 @@ class Bench {
     token_seq_ = bench_.Upload(seq);
     expert_ids_ = bench_.Zeros<int32_t>(tokens * kChosen);
     board_ = bench_.Zeros<RouteBoard>(1);
-    plan_ = {.num_tiles = bench_.Zeros<int32_t>(1),
+    plan_ = {.num_tiles = bench_.Zeros<int32_t>(2),
              .tiles = bench_.Zeros<ExpertTile>(MaxExpertTiles(tokens, num_experts_, kChosen)),
              .pair_of = bench_.Zeros<int32_t>(tokens * kChosen),
              .pair_weight = Floats(MaxPairRows(tokens, num_experts_, kChosen)),

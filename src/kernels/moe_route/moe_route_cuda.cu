@@ -18,6 +18,8 @@ namespace {
 constexpr int kRouteThreads = 512;
 constexpr int kRouteWarps = kRouteThreads / 32;
 
+static_assert(kRouteThreads >= kMaxExperts);
+
 constexpr int kExpertsOfLane = kMaxExperts / 32;
 
 // How more tokens are shared: block i has those from i * tokens on.
@@ -26,7 +28,7 @@ struct RouteShape {
   int warp_tokens = 0;    // of a warp, at most
   int blocks = 0;         // up to kMaxRouteBlocks
   int shared_groups = 0;  // of rows, of the shared expert
-  int tile_rows = 0;
+  ExpertTileSplit split = {};
 };
 
 struct RouteShared {
@@ -35,6 +37,7 @@ struct RouteShared {
   uint16_t pairs[kRouteWarps][kMaxExperts];
   int segments[kRouteThreads];
   int count[kMaxExperts];  // pairs
+  PlacesOfWarps places;
   bool last;
 };
 
@@ -61,8 +64,9 @@ class Router {
       } else {
         RouteOne(t, bias);
       }
-      CountPairs(t);
+      if (p_.plans) CountPairs(t);
     }
+    if (!p_.plans) return;
     __syncthreads();
     AddWarps();
     __syncthreads();
@@ -116,7 +120,7 @@ class Router {
   __device__ void AddWarps() {
     for (int e = thread(); e < p_.num_experts; e += kRouteThreads) {
       int sum = 0;
-      for (int w = 0; w < kRouteWarps; ++w) {
+      for (int w = 0; w * shape_.warp_tokens < shape_.tokens; ++w) {
         const int count = s_.pairs[w][e];
         s_.pairs[w][e] = static_cast<uint16_t>(sum);
         sum += count;
@@ -146,7 +150,7 @@ class Router {
     return s_.last;
   }
 
-  static constexpr int kLoaded = 16;  // counts on their way at once
+  static constexpr int kLoaded = 64;  // counts on their way at once
   __device__ void LoadCounts(int expert, int first, int end, int (&counts)[kLoaded]) const {
 #pragma unroll
     for (int i = 0; i < kLoaded; ++i) {
@@ -182,15 +186,10 @@ class Router {
       }
     }
     __syncthreads();
-    if (warp() == 0) MakeTiles();
-  }
-
-  // One warp.
-  __device__ void MakeTiles() {
-    const int tiles = PlaceExperts(p_.plan, p_.num_experts, s_.count, Counts(shape_.blocks),
-                                   shape_.shared_groups, shape_.tile_rows);
+    const int tiles = PlaceExperts(p_.plan, experts, s_.count, Counts(shape_.blocks),
+                                   shape_.shared_groups, shape_.split, s_.places);
     const int num_progress = 1 + NumSharedTiles(p_.num_tokens) + tiles;
-    for (int i = lane(); i < num_progress; i += 32) p_.plan.progress[i] = 0;
+    for (int i = thread(); i < num_progress; i += kRouteThreads) p_.plan.progress[i] = 0;
   }
 
   const CudaMoeRouteParams& p_;
@@ -259,7 +258,7 @@ RouteShape MakeShape(const CudaMoeRouteParams& p) {
   s.warp_tokens = (s.tokens + kRouteWarps - 1) / kRouteWarps;
   s.blocks = (tokens + s.tokens - 1) / s.tokens;
   s.shared_groups = static_cast<int>(SharedPairRows(tokens)) / 8;
-  s.tile_rows = PlanTileRows(p.plan.is_large, p.num_tokens, p.num_experts, p.num_chosen);
+  s.split = SplitOfTiles(p.plan, p.num_tokens, p.num_experts, p.num_chosen);
   return s;
 }
 
