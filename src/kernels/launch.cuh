@@ -15,12 +15,11 @@
 // too: the selection awaits that they have waited, and ends with its own wait. So do those behind a
 // selection, whose input is older than it; one of their blocks ends with the wait for it. And
 // attention that awaits what both tell as words, and ends with its wait; and attention of ratio 128
-// on a rank, behind which the output products of one token come. Experts' narrow tiles run beside
-// the wide ones of the launch before, which has waited, and end with their wait. A launch that
-// fails is a
-// bug of ours (shapes are checked at load): it ends the process with the kernel's file, the grid
-// and CUDA's message. On a device that is broken nothing is launched any more: who waits for the
-// stream learns why.
+// on a rank, behind which the output products of one token come. The narrow tiles of routed experts
+// (experts_large_fp4.cu) do not wait before they read: they run beside the launch before, which has
+// waited for the same, and end with their wait. A launch that fails is a bug of ours (shapes are
+// checked at load): it ends the process with the kernel's file, the grid and CUDA's message. On a
+// device that is broken nothing is launched any more: who waits for the stream learns why.
 #pragma once
 
 #include <cuda_runtime.h>

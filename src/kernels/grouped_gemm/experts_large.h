@@ -9,7 +9,8 @@ namespace fathom::kernels {
 
 void LaunchGateUpLarge(const CudaExpertParams& params, device::Stream& stream);
 void LaunchDownLarge(const CudaExpertParams& params, device::Stream& stream);
-// The routed experts of these, kFp4.
+// The routed experts of these, kFp4, of which not all launches wait for what they read: the one
+// just before has, and then allowed its successor.
 void LaunchGateUpLargeFp4(const CudaExpertParams& params, device::Stream& stream);
 void LaunchDownLargeFp4(const CudaExpertParams& params, device::Stream& stream);
 

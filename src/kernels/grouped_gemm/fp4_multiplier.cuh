@@ -121,13 +121,13 @@ class Fp4Multiplier {
     if (kCluster > 1) ClusterSync();  // the other block's are ready, too
   }
 
-  // is_beside: the launch before this one may still run; the block ends after it.
-  __device__ __forceinline__ void Run(bool is_beside) {
+  // The launch before this one may still run; the block ends after it.
+  __device__ __forceinline__ void Run() {
     if (threadIdx.x >= kFp4Warpgroups * 128) {
       GiveRegisters<40>();
       if (threadIdx.x < kFp4Warpgroups * 128 + 32) {
         Produce();
-      } else if (is_beside) {
+      } else {
         WaitForPredecessor();
       }
     } else {
