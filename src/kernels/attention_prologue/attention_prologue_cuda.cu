@@ -1,7 +1,8 @@
 // Blocks split by role, all of 256 threads: first one a sequence and compressor (the long ones:
 // they read and write state), then groups of tokens whose entries need this step's rows only, then
-// one a token for its KV row and one a token for its query row. The query products, which read only
-// weights before they wait, may start at once, beside the input products.
+// one a token for its KV row and one a token for its query row, or of many tokens one for eight, a
+// warp a row. The query products, which read only weights before they wait, may start at once,
+// beside the input products.
 #include "kernels/attention_prologue/attention_prologue_cuda.h"
 #include "kernels/attention_prologue/prologue_rows.cuh"
 
@@ -10,18 +11,33 @@ namespace {
 
 constexpr int kThreads = kPrologueThreads;
 constexpr int kMaxQueryRank = 8 * kThreads;
+constexpr int kManyTokens = 256;  // whose rows are warps'
 
 // Blocks of each role.
 struct Roles {
   int sequences = 0;  // of each compressor
   int groups = 0;     // likewise
   int compressors = 0;
-  int tokens = 0;
+  int tokens = 0;   // KV rows
+  int queries = 0;  // query rows
 };
 
+__device__ void RowsOfWarps(const CudaAttentionPrologueParams& p, const Roles& roles, int block) {
+  AllowSuccessor();
+  WaitForPredecessor();
+  const int kv_blocks = (roles.tokens + kRowWarps - 1) / kRowWarps;
+  const int row = (block < kv_blocks ? block : block - kv_blocks) * kRowWarps +
+                  static_cast<int>(threadIdx.x) / 32;
+  if (block < kv_blocks) {
+    if (row < roles.tokens) KvRowOfWarp(p, row);
+  } else if (row < roles.queries) {
+    QueryRowOfWarp(p, row);
+  }
+}
+
 // Registers for a block beside two blocks of products.
-template <int kRatio>
-__global__ void __maxnreg__(72)
+template <int kRatio, bool kByWarps>
+__global__ void __maxnreg__(kByWarps ? 80 : 72)
     AttentionPrologueKernel(const __grid_constant__ CudaAttentionPrologueParams p, Roles roles) {
   __shared__ CompressorShared shared;
   int block = blockIdx.x;
@@ -45,8 +61,22 @@ __global__ void __maxnreg__(72)
     }
     block -= per_compressor * roles.compressors;
   }
+  if constexpr (kByWarps) return RowsOfWarps(p, roles, block);
   if (block < roles.tokens) return KvRow(p, block, shared.sums);
   QueryRow(p, block - roles.tokens, shared.sums);
+}
+
+template <int kRatio>
+void Launch(const CudaAttentionPrologueParams& p, const Roles& roles, device::Stream& stream) {
+  const bool by_warps = roles.tokens >= kManyTokens;
+  const auto blocks = [&](int rows) {
+    return by_warps ? (rows + kRowWarps - 1) / kRowWarps : rows;
+  };
+  const int all = (roles.sequences + roles.groups) * roles.compressors + blocks(roles.tokens) +
+                  blocks(roles.queries);
+  const auto kernel =
+      by_warps ? AttentionPrologueKernel<kRatio, true> : AttentionPrologueKernel<kRatio, false>;
+  LaunchKernel(kernel, static_cast<unsigned>(all), kThreads, 0, stream, p, roles);
 }
 
 }  // namespace
@@ -56,18 +86,16 @@ void Launch(const CudaAttentionPrologueParams& p, device::Stream& stream) {
   CHECK_LE(p.q_lora_rank, kMaxQueryRank);
   CHECK_EQ(p.q_lora_rank % 128, 0);
   CHECK(p.index_dtype != config::IndexKeyDType::kFp32);
-  Roles roles{.tokens = p.batch.num_tokens};
+  Roles roles{.tokens = p.batch.num_tokens,
+              .queries = p.num_queries < 0 ? p.batch.num_tokens : p.num_queries};
   if (p.ratio != 0) {
     roles.sequences = p.batch.num_seqs;
     roles.groups = (p.batch.num_tokens + p.ratio - 1) / p.ratio;
     roles.compressors = p.ratio == 4 ? 2 : 1;
   }
-  const int queries = p.num_queries < 0 ? roles.tokens : p.num_queries;
-  const int blocks = (roles.sequences + roles.groups) * roles.compressors + roles.tokens + queries;
-  const auto kernel = p.ratio == 0   ? AttentionPrologueKernel<0>
-                      : p.ratio == 4 ? AttentionPrologueKernel<4>
-                                     : AttentionPrologueKernel<128>;
-  LaunchKernel(kernel, blocks, kThreads, 0, stream, p, roles);
+  p.ratio == 0   ? Launch<0>(p, roles, stream)
+  : p.ratio == 4 ? Launch<4>(p, roles, stream)
+                 : Launch<128>(p, roles, stream);
 }
 
 }  // namespace fathom::kernels
