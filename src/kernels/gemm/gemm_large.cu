@@ -198,6 +198,7 @@ void Run(const LargeProblems& of, device::Stream& stream) {
 
 // As many blocks for each kind as end it soonest.
 void RunBoth(const LargeProblems& fp8, const LargeProblems& bf16, device::Stream& stream) {
+  CHECK_EQ(fp8.params.mirrors.count, 0);
   constexpr int kFp8Time = 5, kBf16Time = 8;  // of a tile of as many columns, measured
   const int blocks = std::min(fp8.grid.num_tiles() + bf16.grid.num_tiles(), NumMultiprocessors());
   const auto time = [&](int fp8_blocks) {
