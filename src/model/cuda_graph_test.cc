@@ -2,6 +2,7 @@
 // are those of single launches; sequences that are not part of a step keep their cache.
 #include <gtest/gtest.h>
 
+#include "kernels/grouped_gemm/expert_plan.h"
 #include "model/cuda_step.h"
 #include "model/cuda_testing.h"
 
@@ -63,6 +64,26 @@ TEST_F(CudaGraphTest, ReplaysGiveTheBitsOfSingleLaunches) {
     Decode(*eager, std::span(launched).first(n), 3);
   }
   ExpectSameLogits(replayed, launched);
+}
+
+// So many that their experts are those of prompts.
+TEST_F(CudaGraphTest, ReplaysOfManySequencesGiveTheBitsOfSingleLaunches) {
+  constexpr int kSeqs = kernels::kLargeFp4Tokens + 7, kPrompt = 3;
+  const TestSource wide = WideModel(1);
+  const auto graphs = wide.OnGpu(0, kSeqs, 16),
+             eager = wide.OnGpu(0, kSeqs, 16, {.enforce_eager = true});
+  const auto run = [&](TestModel& model) {
+    std::vector<TestSequence> sequences;
+    for (uint32_t i = 0; i < kSeqs; ++i) {
+      sequences.push_back(model.Add(RandomTokens(wide.config, 16, 300 + i)));
+    }
+    std::vector<TestSequence*> pointers;
+    for (TestSequence& s : sequences) pointers.push_back(&s);
+    model.Step(pointers, std::vector<int>(kSeqs, kPrompt));
+    Decode(model, sequences, 3);
+    return sequences;
+  };
+  ExpectSameLogits(run(*graphs), run(*eager));
 }
 
 // Behind 2,052 tokens entries are scored: up to 8 sequences' beside the query products.
