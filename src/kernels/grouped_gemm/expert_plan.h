@@ -89,14 +89,14 @@ constexpr bool AreLargeExperts(int64_t num_tokens, bool prefill, config::ExpertD
 constexpr int ExpertTileRows(int64_t num_tokens) { return num_tokens <= 192 ? 8 : 16; }
 
 // How an expert's tokens are split into tiles: of up to `rows` each, but where has_narrow what is
-// left of up to twice kNarrowTileRows in narrow ones.
+// left of up to kNarrowTileRows in a narrow one.
 inline constexpr int kNarrowTileRows = 64, kWideTileRows = 224;
 struct ExpertTileSplit {
   int rows = 0;  // 0: all tiles are narrow
   bool has_narrow = false;
 
   constexpr int NumWide(int tokens) const {
-    const int others = tokens - (has_narrow ? 2 * kNarrowTileRows : 0);
+    const int others = tokens - (has_narrow ? kNarrowTileRows : 0);
     return rows == 0 || others <= 0 ? 0 : (others + rows - 1) / rows;
   }
   constexpr int NumNarrow(int tokens) const {

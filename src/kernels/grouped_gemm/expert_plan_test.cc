@@ -25,16 +25,16 @@ TEST(ExpertTileSplit, TilesHoldAllTokens) {
   }
 }
 
-// Two narrow tiles are done sooner than a wide one, three are not.
-TEST(ExpertTileSplit, WhatIsLeftGoesInUpToTwoNarrowTiles) {
+TEST(ExpertTileSplit, WhatIsLeftGoesInANarrowTile) {
   const ExpertTileSplit split{.rows = kWideTileRows, .has_narrow = true};
   const auto tiles = [&](int n) { return std::pair(split.NumWide(n), split.NumNarrow(n)); };
-  EXPECT_EQ(tiles(128), std::pair(0, 2));
-  EXPECT_EQ(tiles(129), std::pair(1, 0));
+  EXPECT_EQ(tiles(1), std::pair(0, 1));
+  EXPECT_EQ(tiles(64), std::pair(0, 1));
+  EXPECT_EQ(tiles(65), std::pair(1, 0));
   EXPECT_EQ(tiles(224), std::pair(1, 0));
   EXPECT_EQ(tiles(225), std::pair(1, 1));
-  EXPECT_EQ(tiles(352), std::pair(1, 2));
-  EXPECT_EQ(tiles(353), std::pair(2, 0));
+  EXPECT_EQ(tiles(288), std::pair(1, 1));
+  EXPECT_EQ(tiles(289), std::pair(2, 0));
 }
 
 // Whoever gets how many of them: all experts the same, one nearly all, or each one more than fills
