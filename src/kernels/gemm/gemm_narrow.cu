@@ -1,6 +1,7 @@
-// The products of a prompt's step of few tokens. Reading the weights is all the work: they are A of
-// wgmma, up to 64 tokens B, and a block takes 64 rows of one matrix after another, so that even a
-// small matrix keeps many multiprocessors reading. A warp streams both through a ring in shared
+// The products of a prompt's step of few tokens, where reading the weights is all the work, and of
+// more tokens where larger tiles would be few (gemm_large.cu). Weights are A of wgmma, up to 64
+// tokens B, and a block takes 64 rows of one matrix after another, so that even a small matrix
+// keeps many multiprocessors busy. A warp streams both through a ring in shared
 // memory, across items. FP8 and BF16: two warpgroups take turns, one writes an item's result
 // while the other multiplies the next. FP8 for BF16 activations: an item is 128 rows, half of them
 // for each warpgroup, which widens them in registers. All columns are one block's, as in

@@ -1,9 +1,8 @@
 // Narrow tiles: 256 weight rows a block, so that a block makes all 128 columns of t that share FP8
 // scales. Wide ones: 128 weight rows a block, and a cluster of two makes the 128 columns. Whoever
 // has columns of a token tells the others the largest magnitude of them.
-//   A launch for the wide tiles, if there may be any, and one for the narrow ones, which runs
-//   beside
-// the last blocks of the launch before, be it the wide tiles' or the shared expert's: that has
+//   A launch for the wide tiles, if there may be any, and one for the narrow ones. That runs beside
+// the last blocks of the launch before, be it the wide tiles' or the shared expert's, which has
 // waited for what both read. (The wide tiles beside the shared expert's took 2% longer.)
 #include <algorithm>
 

@@ -18,7 +18,7 @@ namespace {
 constexpr int kRouteThreads = 512;
 constexpr int kRouteWarps = kRouteThreads / 32;
 
-static_assert(kRouteThreads >= kMaxExperts);
+static_assert(kRouteThreads >= kMaxExperts);  // PlaceExperts
 
 constexpr int kExpertsOfLane = kMaxExperts / 32;
 
