@@ -387,9 +387,12 @@ ColumnExchange SplitColumns(const CudaGatherColumnsParams& p) {
 }
 
 // Of a kernel of so many chunks of 16 bytes: as many on every rank.
-unsigned PlainBlocks(int64_t chunks) {
+unsigned PlainBlocks(const PeerView& peers, int64_t chunks) {
+  const int most = peers.num_multiprocessors > 0
+                       ? std::min(2 * peers.num_multiprocessors, kMaxGatherBlocks)
+                       : kBlocks;
   return static_cast<unsigned>(
-      std::clamp<int64_t>((chunks + kPlainThreads - 1) / kPlainThreads, 1, kBlocks));
+      std::clamp<int64_t>((chunks + kPlainThreads - 1) / kPlainThreads, 1, most));
 }
 
 }  // namespace
@@ -429,7 +432,7 @@ void Launch(const CudaGatherTilesParams& p, device::Stream& stream) {
   const int64_t tiles = p.blocks.begin[peers.size] * p.tiles.row_groups;
   CHECK(IsShared(peers, p.tiles.codes, tiles * kTileBytes));
   CHECK(IsShared(peers, p.tiles.scales, tiles * kTileRows * 4));
-  LaunchKernel(GatherTilesKernel, PlainBlocks(most * 8), kPlainThreads, 0, stream, p);
+  LaunchKernel(GatherTilesKernel, PlainBlocks(peers, most * 8), kPlainThreads, 0, stream, p);
 }
 
 void Launch(const CudaGatherOutputParams& p, device::Stream& stream) {
@@ -440,7 +443,8 @@ void Launch(const CudaGatherOutputParams& p, device::Stream& stream) {
   }
   const int64_t row_bytes = p.columns.begin[peers.size] * int64_t{sizeof(__nv_bfloat16)};
   CHECK(IsShared(peers, p.y, p.num_tokens * row_bytes));
-  LaunchKernel(GatherOutputKernel, PlainBlocks(most / kCombined), kPlainThreads, 0, stream, p);
+  LaunchKernel(GatherOutputKernel, PlainBlocks(peers, most / kCombined), kPlainThreads, 0, stream,
+               p);
 }
 
 void Launch(const CudaCombineParams& p, device::Stream& stream) {
@@ -467,7 +471,7 @@ void Launch(const CudaGatherParams& p, device::Stream& stream) {
     }
     most = std::max(most, chunks);
   }
-  LaunchKernel(GatherKernel, PlainBlocks(most), kPlainThreads, 0, stream, p);
+  LaunchKernel(GatherKernel, PlainBlocks(peers, most), kPlainThreads, 0, stream, p);
 }
 
 int64_t NumExchanges(const CudaGatherColumnsParams& p) {
@@ -486,7 +490,8 @@ void Launch(const CudaGatherColumnsParams& p, device::Stream& stream) {
     if (each.as_packets) {
       LaunchPackets(part.exchange, ColumnPackets(part, size), stream);
     } else {
-      LaunchKernel(GatherColumnsKernel, PlainBlocks(part.num_rows * p.columns.most(size) / 4),
+      LaunchKernel(GatherColumnsKernel,
+                   PlainBlocks(p.exchange.peers, part.num_rows * p.columns.most(size) / 4),
                    kPlainThreads, 0, stream, part);
     }
     part.values += part.num_rows * p.columns.begin[size];

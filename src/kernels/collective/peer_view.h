@@ -64,7 +64,7 @@ struct RankParts {
 };
 
 // Blocks of a kernel that writes plain values: each has a flag.
-inline constexpr int kMaxGatherBlocks = 132;
+inline constexpr int kMaxGatherBlocks = 264;
 
 // Where everything is in a rank's memory, in bytes. In front are the packets, then the landings:
 // two places of each that take turns, in each a part for every rank.
