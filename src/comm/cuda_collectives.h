@@ -43,6 +43,13 @@ class CudaCollectives {
   virtual Status Gather(std::span<const kernels::GatheredMatrix> matrices,
                         device::Stream& stream) = 0;
 
+  // What `stream` has made of these by then goes to the others while it does something else; the
+  // next Gather, of what else there is, comes behind it. False: it cannot, and Gather has to.
+  virtual bool SendAhead(std::span<const kernels::GatheredMatrix> /*matrices*/,
+                         device::Stream& /*stream*/) {
+    return false;
+  }
+
   // The three below say what is to be gathered, not by which exchange. Tiles and y are in shared
   // memory; the logits need not be.
   virtual Status GatherTiles(const kernels::CudaGatherTilesParams& params, device::Stream& stream);

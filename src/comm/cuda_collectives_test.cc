@@ -4,11 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <random>
+#include <span>
 #include <thread>
 
 #include "base/float_types.h"
@@ -288,6 +290,68 @@ TEST_P(CudaCollectivesTest, LogitsOfAllRanksMeet) {
 }
 
 // The first exchange of a group is one in a graph.
+// Two of three matrices are sent ahead of the gather, one that lies together and columns of
+// another: what the stream makes of them last goes.
+TEST_P(CudaCollectivesTest, WhatIsSentAheadMeetsBehindTheNextGather) {
+  constexpr int64_t kRows = 2000, kWidth = 4096, kRounds = 20;
+  const int size = ranks_->size();
+  const kernels::RankParts rows = Parts(size, kRows, 8), columns = Parts(size, kWidth, 64);
+  const auto value = [](int round, int matrix, int owner) {
+    return static_cast<int>(1 + (round * 31 + matrix * 7 + owner) % 250);
+  };
+  const bool can = std::get<0>(GetParam()) == Kind::kPeers;
+  ranks_->OnAll([&](TestRank& rank) {
+    const int r = rank.collectives->rank();
+    std::byte* const shared = rank.collectives->shared_memory();
+    // In turn: no memory is in two gathers in a row.
+    const auto matrices = [&](int round) {
+      std::byte* const at = shared + round % 2 * 3 * kRows * kWidth;
+      return std::array{kernels::GatheredRows(at, kWidth, kWidth, rows, size),
+                        kernels::GatheredColumns(at + kRows * kWidth, kRows, 1, columns, size),
+                        kernels::GatheredRows(at + 2 * kRows * kWidth, kWidth, 1024, rows, size)};
+    };
+    const auto fill = [&](int round) {
+      const auto all = matrices(round);
+      for (size_t m = 0; m < all.size(); ++m) {
+        const auto& part = all[m].of[r];
+        ASSERT_EQ(
+            cudaMemset2DAsync(all[m].data + part.offset, static_cast<size_t>(all[m].pitch),
+                              value(round, static_cast<int>(m), r), static_cast<size_t>(part.width),
+                              static_cast<size_t>(part.height), rank.cuda_stream()),
+            cudaSuccess);
+      }
+    };
+    for (int round = 0; round < kRounds; ++round) {
+      fill(round);
+      const auto all = matrices(round);
+      const std::span<const kernels::GatheredMatrix> ahead(all.data(), 2), rest(all.data() + 2, 1);
+      ASSERT_EQ(rank.collectives->SendAhead(ahead, *rank.stream), can);
+      ASSERT_TRUE(rank.collectives->Gather(can ? rest : std::span(all), *rank.stream).ok());
+      std::vector<std::vector<uint8_t>> got;
+      for (const auto& matrix : all) {
+        got.push_back(rank.Download<uint8_t>(matrix.data, size_t{kRows * kWidth}));
+      }
+      for (size_t m = 0; m < all.size(); ++m) {
+        for (int from = 0; from < size; ++from) {
+          const auto& part = all[m].of[from];
+          const std::vector<uint8_t> expected(
+              static_cast<size_t>(part.width),
+              static_cast<uint8_t>(value(round, static_cast<int>(m), from)));
+          for (int64_t row = 0; row < part.height; ++row) {
+            const auto at = static_cast<size_t>(part.offset + row * all[m].pitch);
+            ASSERT_EQ(0, std::memcmp(got[m].data() + at, expected.data(), expected.size()))
+                << "rank " << r << " round " << round << " matrix " << m << " row " << row
+                << " from " << from;
+          }
+        }
+      }
+    }
+    rank.collectives->EndStep(*rank.stream);
+    EXPECT_TRUE(rank.stream->Synchronize().ok());
+    EXPECT_TRUE(rank.collectives->Check().ok());
+  });
+}
+
 TEST_P(CudaCollectivesTest, AGraphIsCapturedBeforeAnythingElse) {
   if (!ranks_->operator[](0).collectives->is_captured()) GTEST_SKIP() << "the host takes part";
   const kernels::RankParts columns = Parts(ranks_->size(), 1024, 128);

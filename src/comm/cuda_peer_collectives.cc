@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "comm/cuda_collective_kinds.h"
+#include "comm/cuda_peer_copies.h"
 
 namespace fathom::comm {
 namespace {
@@ -16,6 +17,7 @@ class PeerCollectives final : public CudaCollectives {
                         peers->view(rank).memory[rank] + peers->view(rank).layout.shared_offset),
         peers_(std::move(peers)),
         view_(peers_->view(rank)),
+        copies_(view_),
         max_boundary_tokens_(max_boundary_tokens) {}
 
   bool is_captured() const override { return true; }
@@ -33,6 +35,7 @@ class PeerCollectives final : public CudaCollectives {
 
   Status Gather(std::span<const kernels::GatheredMatrix> matrices,
                 device::Stream& stream) override {
+    copies_.End(stream);
     kernels::CudaGatherParams params;
     params.exchange = Next();
     CHECK_LE(matrices.size(), size_t{kernels::kMaxGatheredMatrices});
@@ -40,6 +43,12 @@ class PeerCollectives final : public CudaCollectives {
     params.num_matrices = static_cast<int>(matrices.size());
     kernels::Launch(params, stream);
     return OkStatus();
+  }
+
+  bool SendAhead(std::span<const kernels::GatheredMatrix> matrices,
+                 device::Stream& stream) override {
+    copies_.Begin(matrices, stream);
+    return true;
   }
 
   Status GatherTiles(const kernels::CudaGatherTilesParams& params,
@@ -90,6 +99,7 @@ class PeerCollectives final : public CudaCollectives {
 
   const std::shared_ptr<const CudaPeers> peers_;
   const kernels::PeerView& view_;
+  PeerCopies copies_;
   const int64_t max_boundary_tokens_;
   uint32_t num_exchanges_ = 0;  // of the step that is being enqueued
 };

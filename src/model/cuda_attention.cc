@@ -40,7 +40,9 @@ class AttentionPass : CudaPass {
  private:
   void Heads() {
     InputProducts();
-    if (share_.is_share()) ranks_.GatherKeys(share_, layer_.idx, w_);
+    // Keys of all ranks then come behind the query products, beside which they are on their way.
+    const bool keys_follow = share_.is_share() && ranks_.SendKeys(share_, w_);
+    if (share_.is_share() && !keys_follow) ranks_.GatherKeys(share_, layer_.idx, w_);
     kernels::CudaGemmParams products = QueryProducts();
     const Selected selected = WhenSelected(products);
     // A selection that makes its queries comes between the prologue and the other products.
@@ -51,7 +53,9 @@ class AttentionPass : CudaPass {
       products.problems[0].y = ws_.index_words;
       products.number = QueryNumber();
     }
-    const auto prologue = PrologueParams(context_, layer_, cache_, QueryRows());
+    kernels::CudaAttentionPrologueParams prologue =
+        PrologueParams(context_, layer_, cache_, QueryRows());
+    prologue.has_entries = !keys_follow;
     if (alone) {
       operators_.Enqueue(step_, "prologue and query products",
                          kernels::CudaQueriesAloneParams{prologue, products});
@@ -60,7 +64,7 @@ class AttentionPass : CudaPass {
     }
     kernels::CudaSparseAttentionParams attention = AttentionParams();
     attention.q_is_early = kind_ == LayerKind::kC4 && selected == Selected::kBehindQueries;
-    attention.step_is_early = attention.q_is_early || !alone;
+    attention.step_is_early = attention.q_is_early || (!alone && !keys_follow);
     attention.allows_early = kind_ == LayerKind::kC128 && HasAloneOutputs();
     if (selected == Selected::kWithQueries) {
       kernels::CudaGemmParams others =
@@ -79,6 +83,11 @@ class AttentionPass : CudaPass {
       products = others;
     }
     if (!alone) operators_.Enqueue(share_, "query products", products);
+    if (keys_follow) {
+      ranks_.GatherKeys(share_, layer_.idx, w_);
+      prologue.num_queries = 0, prologue.has_entries = true;
+      operators_.Enqueue(step_, "attention prologue", prologue);
+    }
     if (kind_ == LayerKind::kC4 && selected != Selected::kWithQueries) Select(selected, false);
     operators_.Enqueue(share_, "attention", attention);
   }

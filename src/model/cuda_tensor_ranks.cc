@@ -1,5 +1,6 @@
 #include "model/cuda_tensor_ranks.h"
 
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -17,6 +18,8 @@ constexpr int64_t kBlock = checkpoint::kQuantizedRows;  // columns under one sca
 // From so many tokens of a prompt on, products write to all ranks: sending takes as long as they
 // do.
 constexpr int kMirroredTokens = 256;
+// From so many tokens a rank on, what is gathered goes ahead, by copies: a launch more, and waits.
+constexpr int kSentAheadTokens = 512;
 // Of so many columns of wo_a's output, all ranks' together, and more, the output products are split
 // by columns for the few rows that a rank of eight has of them.
 constexpr int64_t kManyGroupedColumns = 16384;
@@ -279,7 +282,8 @@ kernels::RankParts CudaTensorRanks::SharesOf(const CudaStep& share) const {
   return RowGroupShares(share.total_tokens, TotalRowGroups(share), size());
 }
 
-void CudaTensorRanks::GatherKeys(const CudaStep& share, int layer, const CudaBlockWeights& w) {
+std::vector<kernels::GatheredMatrix> CudaTensorRanks::KeysOf(const CudaStep& share,
+                                                             const CudaBlockWeights& w) {
   const kernels::RankParts shares = SharesOf(share);
   std::vector<kernels::GatheredMatrix> rows = {SharedRows(ws_.kv, c_.head_dim, shares, size())};
   const auto add = [&](float* compressed, const CudaCompressorWeights& weights) {
@@ -288,19 +292,44 @@ void CudaTensorRanks::GatherKeys(const CudaStep& share, int layer, const CudaBlo
   };
   add(ws_.compressed, w.compressor);
   add(ws_.index_compressed, w.index_compressor);
+  return rows;
+}
+
+std::vector<kernels::GatheredMatrix> CudaTensorRanks::InputOf(const CudaStep& share) {
+  constexpr int64_t kScaleBytes = kernels::kTileRows * sizeof(float);
+  const kernels::RankParts shares = SharesOf(share);
+  const int64_t blocks = c_.hidden_size / kBlock;
+  return {SharedTiles(ws_.h_fp8, blocks, kernels::kTileBytes, shares, size()),
+          SharedTiles(ws_.h_scales, blocks, kScaleBytes, shares, size())};
+}
+
+bool CudaTensorRanks::SendAhead(const CudaStep& share,
+                                std::span<const kernels::GatheredMatrix> matrices) {
+  is_sent_ = share.total_tokens >= kSentAheadTokens * size() &&
+             collectives_->SendAhead(matrices, *share.stream);
+  return is_sent_;
+}
+
+bool CudaTensorRanks::SendKeys(const CudaStep& share, const CudaBlockWeights& w) {
+  return SendAhead(share, KeysOf(share, w));
+}
+
+void CudaTensorRanks::SendInput(const CudaStep& share) { SendAhead(share, InputOf(share)); }
+
+void CudaTensorRanks::GatherKeys(const CudaStep& share, int layer, const CudaBlockWeights& w) {
+  std::vector<kernels::GatheredMatrix> rows;
+  if (!std::exchange(is_sent_, false)) rows = KeysOf(share, w);
   Gather(share, layer, "keys of all ranks", rows);
 }
 
 void CudaTensorRanks::GatherRouted(const CudaStep& share, int layer) {
-  constexpr int64_t kScaleBytes = kernels::kTileRows * sizeof(float);
   const kernels::RankParts shares = SharesOf(share);
-  const int64_t blocks = c_.hidden_size / kBlock, chosen = c_.num_experts_per_token;
+  const int64_t chosen = c_.num_experts_per_token;
   int32_t* const ids = ws_.expert_ids + layer * TotalRowGroups(share) * kernels::kTileRows * chosen;
-  const kernels::GatheredMatrix routed[] = {
-      SharedTiles(ws_.h_fp8, blocks, kernels::kTileBytes, shares, size()),
-      SharedTiles(ws_.h_scales, blocks, kScaleBytes, shares, size()),
-      SharedRows(ids, chosen, shares, size()),
-      SharedRows(ws_.expert_weights, chosen, shares, size())};
+  std::vector<kernels::GatheredMatrix> routed;
+  if (!std::exchange(is_sent_, false)) routed = InputOf(share);
+  routed.push_back(SharedRows(ids, chosen, shares, size()));
+  routed.push_back(SharedRows(ws_.expert_weights, chosen, shares, size()));
   Gather(share, layer, "tokens of all ranks", routed);
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "comm/cuda_collectives.h"
 #include "config/model_config.h"
@@ -98,7 +99,12 @@ class CudaTensorRanks {
   // Where tokens are shared out, each rank has rows of its own. Of all tokens what a rank's need:
   // window entries and compressors' rows; the experts' input with its experts; and, as the last
   // layer's experts found them, the streams.
+  //
+  // Sent while other work is done, where that pays (SendKeys: whether it is), before it is
+  // gathered.
+  bool SendKeys(const CudaStep& share, const CudaBlockWeights& w);
   void GatherKeys(const CudaStep& share, int layer, const CudaBlockWeights& w);
+  void SendInput(const CudaStep& share);
   void GatherRouted(const CudaStep& share, int layer);
   void GatherStreams(const CudaStep& share);
 
@@ -114,6 +120,9 @@ class CudaTensorRanks {
   void Tell(const CudaStep& step, int layer, const char* name) const;
   void AwaitMirrors(const CudaStep& step, int layer, const char* name);
   void GatherTiles(const CudaStep& step, const kernels::CudaGatherTilesParams& params);
+  std::vector<kernels::GatheredMatrix> KeysOf(const CudaStep& share, const CudaBlockWeights& w);
+  std::vector<kernels::GatheredMatrix> InputOf(const CudaStep& share);
+  bool SendAhead(const CudaStep& share, std::span<const kernels::GatheredMatrix> matrices);
   void Gather(const CudaStep& share, int layer, const char* name,
               std::span<const kernels::GatheredMatrix> matrices);
   void Keep(const Status& status);
@@ -128,6 +137,7 @@ class CudaTensorRanks {
   kernels::RankParts grouped_, intermediate_, outputs_, vocabulary_;
   int64_t most_added_tokens_ = 0;
   kernels::OutputExchange sums_, rows_;  // of the layer that is being enqueued
+  bool is_sent_ = false;                 // what the next gather is of, or the first part of it
   Status exchanged_;
 };
 

@@ -68,7 +68,7 @@ __global__ void __maxnreg__(kByWarps ? 80 : 72)
 
 template <int kRatio>
 void Launch(const CudaAttentionPrologueParams& p, const Roles& roles, device::Stream& stream) {
-  const bool by_warps = roles.tokens >= kManyTokens;
+  const bool by_warps = p.batch.num_tokens >= kManyTokens;
   const auto blocks = [&](int rows) {
     return by_warps ? (rows + kRowWarps - 1) / kRowWarps : rows;
   };
@@ -86,9 +86,9 @@ void Launch(const CudaAttentionPrologueParams& p, device::Stream& stream) {
   CHECK_LE(p.q_lora_rank, kMaxQueryRank);
   CHECK_EQ(p.q_lora_rank % 128, 0);
   CHECK(p.index_dtype != config::IndexKeyDType::kFp32);
-  Roles roles{.tokens = p.batch.num_tokens,
+  Roles roles{.tokens = p.has_entries ? p.batch.num_tokens : 0,
               .queries = p.num_queries < 0 ? p.batch.num_tokens : p.num_queries};
-  if (p.ratio != 0) {
+  if (p.has_entries && p.ratio != 0) {
     roles.sequences = p.batch.num_seqs;
     roles.groups = (p.batch.num_tokens + p.ratio - 1) / p.ratio;
     roles.compressors = p.ratio == 4 ? 2 : 1;

@@ -41,7 +41,8 @@ struct CudaAttentionPrologueParams {
   float norm_eps = 0;
   const float* angles = nullptr;  // [num_tokens, 64], of the layer's kind
 
-  // Of all tokens, or of some: no query needs another token.
+  // Of all tokens, or of some: no query needs another token. Queries and the rest may come in two
+  // launches, in any order.
   int num_queries = -1;               // -1: num_tokens
   const __nv_bfloat16* qr = nullptr;  // [num_queries, q_lora_rank], rows qr_stride apart
   int64_t qr_stride = 0;
@@ -49,6 +50,7 @@ struct CudaAttentionPrologueParams {
   const __nv_bfloat16* q_norm = nullptr;
   Fp8Tiles q;
 
+  bool has_entries = true;            // false: queries alone
   const __nv_bfloat16* kv = nullptr;  // [num_tokens, 512], rows kv_stride apart
   int64_t kv_stride = 0;
   const __nv_bfloat16* kv_norm = nullptr;

@@ -151,6 +151,11 @@ class AttentionPrologueCudaTest : public CudaTest {
     }
     p.slot_bytes = slot_bytes();
     p.index_dtype = dtype_;
+    if (in_two_launches_) {
+      p.has_entries = false;
+      Launch(p, *gpu_stream_);
+      p.has_entries = true, p.num_queries = 0;
+    }
     Launch(p, *gpu_stream_);
     return {Bytes(codes, rows * kRank), Bytes(fresh, tokens * 1024)};
   }
@@ -308,6 +313,7 @@ class AttentionPrologueCudaTest : public CudaTest {
   int ratio_ = 0, width_ = 0;
   IndexKeyDType dtype_ = IndexKeyDType::kFp4;
   int num_queries_ = -1;
+  bool in_two_launches_ = false;
   uint32_t seed_ = 100;
   std::vector<BFloat16> q_norm_, kv_norm_, main_norm_, index_norm_;
   std::vector<float> main_ape_, index_ape_, frequencies_;
@@ -349,6 +355,21 @@ TEST_F(AttentionPrologueCudaTest, FewerQueriesLeaveTheSameEntries) {
     for (size_t i = 0; i < all.rows.size(); ++i) {
       const bool left_out = i / row >= kQueries && i % row < size_t{kRank};
       ASSERT_EQ(some.rows[i], left_out ? 0xff : all.rows[i]) << "ratio " << ratio << " byte " << i;
+    }
+  }
+}
+
+TEST_F(AttentionPrologueCudaTest, TwoLaunchesLeaveWhatOneDoes) {
+  for (const int ratio : {0, 4, 128}) {
+    for (const int tokens : {40, 300}) {
+      in_two_launches_ = false;
+      const Left one = RunInSteps(ratio, tokens, tokens);
+      in_two_launches_ = true;
+      const Left two = RunInSteps(ratio, tokens, tokens);
+      EXPECT_TRUE(two.rows == one.rows) << ratio << " " << tokens;
+      EXPECT_TRUE(two.pages == one.pages) << ratio << " " << tokens;
+      EXPECT_TRUE(two.blocks == one.blocks) << ratio << " " << tokens;
+      EXPECT_TRUE(two.states == one.states) << ratio << " " << tokens;
     }
   }
 }

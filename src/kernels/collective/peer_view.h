@@ -12,9 +12,10 @@
 // wait for all of its earlier kernels. So when A has ended e, nobody reads any more what was
 // written for e - 1, and A's kernels of e + 1 write after that. Hence two places that take turns
 // (the packets') are never written, for e + 1, while they are read, for e - 1; and so is shared
-// memory, if no part of it is written in two exchanges in a row. A flag only grows. One token's
-// experts send for two exchanges in one launch, for the second one only what is made of what every
-// rank sent for the first.
+// memory, if no part of it is written in two exchanges in a row. Copies of an exchange that begin
+// before its kernel do so behind the end of the one before, and end before that kernel. A flag only
+// grows. One token's experts send for two exchanges in one launch, for the second one only what is
+// made of what every rank sent for the first.
 #pragma once
 
 #include <cstddef>
