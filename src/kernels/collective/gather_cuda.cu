@@ -19,6 +19,8 @@ constexpr int kEach = 4;  // packets, or chunks of plain values, of a thread tha
 
 static_assert(kBlocks <= kMaxGatherBlocks);
 
+constexpr int kRowsAhead = 6;  // of a token's experts, on their way at once
+
 // kValues (4 or 8) values of the output at a token and column, as BF16 words.
 template <int kValues>
 __device__ __forceinline__ void Combine(const SublayerOutput& o, int64_t hidden, int64_t token,
@@ -30,15 +32,27 @@ __device__ __forceinline__ void Combine(const SublayerOutput& o, int64_t hidden,
   load(token, words);
   if (o.pair_of == nullptr) return;
   float sum[kValues] = {};
-#pragma unroll 8
-  for (int i = 0; i < o.num_chosen; ++i) {
-    alignas(16) uint32_t pair[kValues / 2];
-    load(o.pair_of[token * o.num_chosen + i], pair);
+  for (int first = 0; first < o.num_chosen; first += kRowsAhead) {
+    int32_t rows[kRowsAhead];
+    alignas(16) uint32_t pairs[kRowsAhead][kValues / 2];
 #pragma unroll
-    for (int k = 0; k < kValues / 2; ++k) {
-      const float2 values = UnpackBf16(pair[k]);
-      sum[2 * k] += values.x;
-      sum[2 * k + 1] += values.y;
+    for (int i = 0; i < kRowsAhead; ++i) {
+      const bool exists = first + i < o.num_chosen;
+      rows[i] = exists ? o.pair_of[token * o.num_chosen + first + i] : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < kRowsAhead; ++i) {
+      if (rows[i] >= 0) load(rows[i], pairs[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kRowsAhead; ++i) {
+      if (rows[i] < 0) continue;
+#pragma unroll
+      for (int k = 0; k < kValues / 2; ++k) {
+        const float2 values = UnpackBf16(pairs[i][k]);
+        sum[2 * k] += values.x;
+        sum[2 * k + 1] += values.y;
+      }
     }
   }
 #pragma unroll
@@ -277,7 +291,6 @@ __global__ void __launch_bounds__(kPlainThreads, 2)
   const auto count = static_cast<uint32_t>(p.num_tokens) * each;
   const int64_t place = reinterpret_cast<std::byte*>(p.y) - peers.memory[peers.rank];
   const bool is_shared_out = p.tokens.begin[peers.size] > 0;
-#pragma unroll 2
   for (uint32_t i = blockIdx.x * kPlainThreads + threadIdx.x; i < count;
        i += gridDim.x * kPlainThreads) {
     const int64_t token = i / each, column = first + i % each * kCombined;
