@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "kernels/collective/copy_words.cuh"
 #include "kernels/collective/expert_exchange_cuda.h"
 #include "kernels/collective/packets.cuh"
 #include "kernels/grouped_gemm/expert_plan.cuh"
@@ -140,21 +141,39 @@ __global__ void __launch_bounds__(kPlanThreads)
     const int e = __ldcg(ids + i) - p.first_expert;
     return e >= 0 && e < p.num_experts ? e : -1;
   };
-  for (int64_t i = thread; i < num_pairs; i += kPlanThreads) {
-    if (const int e = expert(i); e >= 0) atomicAdd(&count[e], 1);
-  }
+  // Several of a thread's are on their way at once.
+  const auto for_each_pair = [&](const auto& body) {
+    constexpr int kAhead = 8;
+    for (int64_t first = thread; first < num_pairs; first += kAhead * kPlanThreads) {
+      int e[kAhead];
+      float weight[kAhead];
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) {
+        const int64_t i = first + n * kPlanThreads;
+        e[n] = i < num_pairs ? expert(i) : -1;
+        weight[n] = i < num_pairs ? __ldcg(weights + i) : 0;
+      }
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) {
+        const int64_t i = first + n * kPlanThreads;
+        if (i < num_pairs) body(i, e[n], weight[n]);
+      }
+    }
+  };
+  for_each_pair([&](int64_t, int e, float) {
+    if (e >= 0) atomicAdd(&count[e], 1);
+  });
   __syncthreads();
   const int tiles = PlaceExperts(p.plan, p.num_experts, count, first_row,
                                  static_cast<int>(p.first_group), split, places);
   __syncthreads();
   const int num_progress = 1 + NumSharedTiles(x.slots, num_tokens) + tiles;
   for (int i = thread; i < num_progress; i += kPlanThreads) p.plan.progress[i] = 0;
-  for (int64_t i = thread; i < num_pairs; i += kPlanThreads) {
-    const int e = expert(i);
+  for_each_pair([&](int64_t i, int e, float weight) {
     const int row = e < 0 ? -1 : first_row[e] + atomicAdd(&cursor[e], 1);
     p.plan.pair_of[i] = row;
-    if (row >= 0) p.plan.pair_weight[row] = __ldcg(weights + i);
-  }
+    if (row >= 0) p.plan.pair_weight[row] = weight;
+  });
 }
 
 // One warp a pair: its token's activations to its row.
@@ -172,11 +191,13 @@ __global__ void __launch_bounds__(kThreads)
   if (row < 0) return;
   const auto* const codes = At<uint8_t>(x, peers.rank, x.layout.codes_offset);
   const float* const scales = At<float>(x, peers.rank, x.layout.scales_offset);
-  for (int64_t column = lane * 16; column < x.layout.hidden; column += 512) {
-    *reinterpret_cast<uint4*>(p.gathered.codes +
-                              Fp8TileOffset(row, column, p.gathered.row_groups)) =
-        __ldcg(reinterpret_cast<const uint4*>(codes + Fp8TileOffset(token, column, row_groups)));
-  }
+  // 16 columns a lane: a word of a row of four tiles.
+  constexpr int kColumns = 32 * 16;
+  CopyWords(codes + Fp8TileOffset(token, lane * 16, row_groups),
+            kColumns / 128 * row_groups * kTileBytes,
+            p.gathered.codes + Fp8TileOffset(row, lane * 16, p.gathered.row_groups),
+            kColumns / 128 * p.gathered.row_groups * kTileBytes,
+            static_cast<int>((x.layout.hidden - lane * 16 + kColumns - 1) / kColumns));
   for (int64_t block = lane; block < x.layout.hidden / 128; block += 32) {
     p.gathered.scales[block * p.gathered.row_groups * 8 + row] =
         __ldcg(scales + block * row_groups * 8 + token);
@@ -190,8 +211,7 @@ __global__ void __launch_bounds__(kThreads)
   const uint64_t number = ExchangeNumber(e.exchange);
   WaitForPredecessor();
   AllowSuccessor();
-  const int lane = static_cast<int>(threadIdx.x) % 32, k = e.layout.num_chosen;
-  const int tensor_ranks = e.layout.tensor_ranks;
+  const int k = e.layout.num_chosen, tensor_ranks = e.layout.tensor_ranks;
   const int64_t copies = e.layout.data_ranks * e.slots * k * tensor_ranks;
   const int64_t words = e.layout.hidden / 8;
   for (int64_t i = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; i < copies;
@@ -203,8 +223,7 @@ __global__ void __launch_bounds__(kThreads)
     const auto* const from = reinterpret_cast<const uint4*>(p.y + row * e.layout.hidden);
     auto* const out =
         At<uint4>(e, to, e.layout.outputs_offset) + (e.layout.shared_rows() + place) * words;
-#pragma unroll 8
-    for (int64_t word = lane; word < words; word += 32) out[word] = from[word];
+    CopyRowOfWords(from, out, static_cast<int>(words));
   }
   if (TellAll(e, number, kOutputs)) HearAll(e, number, kOutputs);
 }

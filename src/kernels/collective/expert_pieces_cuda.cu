@@ -1,4 +1,5 @@
 #include "base/check.h"
+#include "kernels/collective/copy_words.cuh"
 #include "kernels/collective/expert_pieces_cuda.h"
 #include "kernels/launch.cuh"
 
@@ -10,11 +11,7 @@ constexpr int kWarps = kThreads / 32;
 
 // By one warp.
 __device__ void CopyRow(const __nv_bfloat16* from, __nv_bfloat16* to, int64_t hidden) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll 8
-  for (int64_t i = lane; i < hidden / 8; i += 32) {
-    reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
-  }
+  CopyRowOfWords(from, to, static_cast<int>(hidden / 8));
 }
 
 __device__ __nv_bfloat16* PartOf(const ExpertPiece& piece, int rank, int64_t pair) {
