@@ -297,7 +297,7 @@ TEST_P(CudaCollectivesTest, WhatIsSentAheadMeetsBehindTheNextGather) {
   const int size = ranks_->size();
   const kernels::RankParts rows = Parts(size, kRows, 8), columns = Parts(size, kWidth, 64);
   const auto value = [](int round, int matrix, int owner) {
-    return static_cast<int>(1 + (round * 31 + matrix * 7 + owner) % 250);
+    return 1 + (round * 31 + matrix * 7 + owner) % 250;
   };
   const bool can = std::get<0>(GetParam()) == Kind::kPeers;
   ranks_->OnAll([&](TestRank& rank) {
