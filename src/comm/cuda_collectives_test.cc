@@ -289,7 +289,6 @@ TEST_P(CudaCollectivesTest, LogitsOfAllRanksMeet) {
   }
 }
 
-// The first exchange of a group is one in a graph.
 // Two of three matrices are sent ahead of the gather, one that lies together and columns of
 // another: what the stream makes of them last goes.
 TEST_P(CudaCollectivesTest, WhatIsSentAheadMeetsBehindTheNextGather) {
@@ -352,6 +351,7 @@ TEST_P(CudaCollectivesTest, WhatIsSentAheadMeetsBehindTheNextGather) {
   });
 }
 
+// The first exchange of a group is one in a graph.
 TEST_P(CudaCollectivesTest, AGraphIsCapturedBeforeAnythingElse) {
   if (!ranks_->operator[](0).collectives->is_captured()) GTEST_SKIP() << "the host takes part";
   const kernels::RankParts columns = Parts(ranks_->size(), 1024, 128);

@@ -283,7 +283,7 @@ kernels::RankParts CudaTensorRanks::SharesOf(const CudaStep& share) const {
 }
 
 std::vector<kernels::GatheredMatrix> CudaTensorRanks::KeysOf(const CudaStep& share,
-                                                             const CudaBlockWeights& w) {
+                                                             const CudaBlockWeights& w) const {
   const kernels::RankParts shares = SharesOf(share);
   std::vector<kernels::GatheredMatrix> rows = {SharedRows(ws_.kv, c_.head_dim, shares, size())};
   const auto add = [&](float* compressed, const CudaCompressorWeights& weights) {
@@ -295,7 +295,7 @@ std::vector<kernels::GatheredMatrix> CudaTensorRanks::KeysOf(const CudaStep& sha
   return rows;
 }
 
-std::vector<kernels::GatheredMatrix> CudaTensorRanks::InputOf(const CudaStep& share) {
+std::vector<kernels::GatheredMatrix> CudaTensorRanks::InputOf(const CudaStep& share) const {
   constexpr int64_t kScaleBytes = kernels::kTileRows * sizeof(float);
   const kernels::RankParts shares = SharesOf(share);
   const int64_t blocks = c_.hidden_size / kBlock;

@@ -99,9 +99,8 @@ class CudaTensorRanks {
   // Where tokens are shared out, each rank has rows of its own. Of all tokens what a rank's need:
   // window entries and compressors' rows; the experts' input with its experts; and, as the last
   // layer's experts found them, the streams.
-  //
-  // Sent while other work is done, where that pays (SendKeys: whether it is), before it is
-  // gathered.
+  // Where that pays, keys and input are sent while other work is done, and only then gathered.
+  // SendKeys: whether they are.
   bool SendKeys(const CudaStep& share, const CudaBlockWeights& w);
   void GatherKeys(const CudaStep& share, int layer, const CudaBlockWeights& w);
   void SendInput(const CudaStep& share);
@@ -120,8 +119,9 @@ class CudaTensorRanks {
   void Tell(const CudaStep& step, int layer, const char* name) const;
   void AwaitMirrors(const CudaStep& step, int layer, const char* name);
   void GatherTiles(const CudaStep& step, const kernels::CudaGatherTilesParams& params);
-  std::vector<kernels::GatheredMatrix> KeysOf(const CudaStep& share, const CudaBlockWeights& w);
-  std::vector<kernels::GatheredMatrix> InputOf(const CudaStep& share);
+  std::vector<kernels::GatheredMatrix> KeysOf(const CudaStep& share,
+                                              const CudaBlockWeights& w) const;
+  std::vector<kernels::GatheredMatrix> InputOf(const CudaStep& share) const;
   bool SendAhead(const CudaStep& share, std::span<const kernels::GatheredMatrix> matrices);
   void Gather(const CudaStep& share, int layer, const char* name,
               std::span<const kernels::GatheredMatrix> matrices);
