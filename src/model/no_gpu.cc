@@ -197,6 +197,7 @@ DOES_NOTHING(cudaStreamSynchronize, cudaStream_t)
 DOES_NOTHING(cudaStreamQuery, cudaStream_t)
 DOES_NOTHING(cudaEventRecord, cudaEvent_t, cudaStream_t)
 DOES_NOTHING(cudaEventSynchronize, cudaEvent_t)
+DOES_NOTHING(cudaStreamWaitEvent, cudaStream_t, cudaEvent_t, unsigned)
 DOES_NOTHING(cudaGetLastError)
 DOES_NOTHING(cudaFuncSetAttribute, const void*, cudaFuncAttribute, int)
 
