@@ -24,12 +24,16 @@ struct Runtime {
   std::mutex mutex;
   std::vector<std::string> resource_calls;  // guarded by mutex
 
-  bool IsOnGpu(const void* at) const {
-    auto after = memory.upper_bound(static_cast<std::byte*>(const_cast<void*>(at)));
-    if (after == memory.begin()) return false;
+  // What the GPUs have from here on, of one allocation; 0: it is not theirs.
+  size_t BytesOnGpu(const void* from) const {
+    auto* const at = static_cast<std::byte*>(const_cast<void*>(from));
+    auto after = memory.upper_bound(at);
+    if (after == memory.begin()) return 0;
     --after;
-    return at < after->first + after->second;
+    std::byte* const end = after->first + after->second;
+    return at < end ? static_cast<size_t>(end - at) : 0;
   }
+  bool IsOnGpu(const void* at) const { return BytesOnGpu(at) > 0; }
 };
 Runtime& Get() {
   static Runtime runtime;
@@ -45,6 +49,16 @@ cudaError_t Tell(const void* kernel, dim3 grid, dim3 block, unsigned cluster, si
 void TellResource(const char* call) {
   const std::lock_guard lock(Get().mutex);
   Get().resource_calls.emplace_back(call);
+}
+
+// Of a copy's `bytes`, from the first to the last, on each side.
+void CheckCopy(const void* to, size_t to_bytes, const void* from, size_t from_bytes) {
+  const auto is_beyond = [](const void* place, size_t bytes) {
+    return Get().IsOnGpu(place) && Get().BytesOnGpu(place) < bytes;
+  };
+  if (is_beyond(to, to_bytes) || is_beyond(from, from_bytes)) {
+    TellResource("a copy beyond its memory");
+  }
 }
 
 int EagerLoading(int* mode) {
@@ -146,12 +160,16 @@ RUNTIME(cudaFreeHost, void* data) {
   return cudaSuccess;
 }
 // What comes from a GPU is zero.
-RUNTIME(cudaMemcpyAsync, void* to, const void*, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+RUNTIME(cudaMemcpyAsync, void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  CheckCopy(to, bytes, from, bytes);
   if (!Get().IsOnGpu(to)) std::memset(to, 0, bytes);
   return cudaSuccess;
 }
-RUNTIME(cudaMemcpy2DAsync, void* to, size_t pitch, const void*, size_t, size_t width, size_t height,
-        cudaMemcpyKind, cudaStream_t) {
+RUNTIME(cudaMemcpy2DAsync, void* to, size_t pitch, const void* from, size_t from_pitch,
+        size_t width, size_t height, cudaMemcpyKind, cudaStream_t) {
+  if (height > 0) {
+    CheckCopy(to, (height - 1) * pitch + width, from, (height - 1) * from_pitch + width);
+  }
   if (Get().IsOnGpu(to)) return cudaSuccess;
   for (size_t row = 0; row < height; ++row) {
     std::memset(static_cast<std::byte*>(to) + row * pitch, 0, width);

@@ -24,7 +24,7 @@ struct Launched {
 void OnLaunch(std::function<void(const Launched&)> told);
 
 // The calls since the last time that get or give back what outlives a step: memory, the GPUs' or
-// pinned, streams, events and graphs. Any thread.
+// pinned, streams, events and graphs; and copies that reach beyond an allocation. Any thread.
 std::vector<std::string> TakeResourceCalls();
 
 // What the GPUs are; 9.0 at first.
