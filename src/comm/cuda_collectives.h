@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/check.h"
 #include "base/status.h"
 #include "device/device.h"
 #include "kernels/collective/gather_cuda.h"
@@ -39,15 +40,16 @@ class CudaCollectives {
   virtual kernels::PeerView peers() const { return {}; }
 
   // At most kMaxGatheredMatrices in shared memory, at the same places on every rank; none of that
-  // memory is in two gathers in a row.
+  // memory is in two gathers in a row, what is sent ahead of them included.
   virtual Status Gather(std::span<const kernels::GatheredMatrix> matrices,
                         device::Stream& stream) = 0;
 
   // What `stream` has made of these by then goes to the others while it does something else; the
-  // next Gather, of what else there is, comes behind it. False: it cannot, and Gather has to.
-  virtual bool SendAhead(std::span<const kernels::GatheredMatrix> /*matrices*/,
+  // next Gather, of what else there is, comes behind it. Where it cannot, Gather has to.
+  virtual bool can_send_ahead() const { return false; }
+  virtual void SendAhead(std::span<const kernels::GatheredMatrix> /*matrices*/,
                          device::Stream& /*stream*/) {
-    return false;
+    CHECK(can_send_ahead());
   }
 
   // The three below say what is to be gathered, not by which exchange. Tiles and y are in shared

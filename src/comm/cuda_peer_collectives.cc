@@ -45,10 +45,10 @@ class PeerCollectives final : public CudaCollectives {
     return OkStatus();
   }
 
-  bool SendAhead(std::span<const kernels::GatheredMatrix> matrices,
+  bool can_send_ahead() const override { return true; }
+  void SendAhead(std::span<const kernels::GatheredMatrix> matrices,
                  device::Stream& stream) override {
     copies_.Begin(matrices, stream);
-    return true;
   }
 
   Status GatherTiles(const kernels::CudaGatherTilesParams& params,

@@ -1,5 +1,6 @@
 // PeerCopies: a rank's part of matrices to the others of its group by the GPU's copy engines,
-// beside what its multiprocessors do. Made and used by the rank's thread, with its device current.
+// beside what its multiprocessors do. Made with its device current, used by its thread; the
+// view outlives it.
 #pragma once
 
 #include <cuda_runtime.h>

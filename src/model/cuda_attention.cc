@@ -41,8 +41,12 @@ class AttentionPass : CudaPass {
   void Heads() {
     InputProducts();
     // Keys of all ranks then come behind the query products, beside which they are on their way.
-    const bool keys_follow = share_.is_share() && ranks_.SendKeys(share_, w_);
-    if (share_.is_share() && !keys_follow) ranks_.GatherKeys(share_, layer_.idx, w_);
+    const bool keys_follow = ranks_.SendsAhead(share_);
+    if (keys_follow) {
+      ranks_.SendKeys(share_, w_);
+    } else if (share_.is_share()) {
+      ranks_.GatherKeys(share_, layer_.idx, w_);
+    }
     kernels::CudaGemmParams products = QueryProducts();
     const Selected selected = WhenSelected(products);
     // A selection that makes its queries comes between the prologue and the other products.

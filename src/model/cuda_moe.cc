@@ -23,7 +23,7 @@ class MoePass : CudaPass {
     kernels::CudaMoeRouteParams route = RouteParams(share_);
     route.plans = context_.expert_ranks == nullptr && !share_.is_share();
     context_.recording.ForceRouting(step_, layer_.idx, route);
-    if (share_.is_share()) ranks_.SendInput(share_);
+    if (ranks_.SendsAhead(share_)) ranks_.SendInput(share_);
     operators_.Enqueue(share_, "routing", route);
     if (share_.is_share()) {
       ranks_.GatherRouted(share_, layer_.idx);

@@ -1,6 +1,5 @@
 #include "model/cuda_tensor_ranks.h"
 
-#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -303,22 +302,22 @@ std::vector<kernels::GatheredMatrix> CudaTensorRanks::InputOf(const CudaStep& sh
           SharedTiles(ws_.h_scales, blocks, kScaleBytes, shares, size())};
 }
 
-bool CudaTensorRanks::SendAhead(const CudaStep& share,
-                                std::span<const kernels::GatheredMatrix> matrices) {
-  is_sent_ = share.total_tokens >= kSentAheadTokens * size() &&
-             collectives_->SendAhead(matrices, *share.stream);
-  return is_sent_;
+bool CudaTensorRanks::SendsAhead(const CudaStep& share) const {
+  return share.is_share() && share.total_tokens >= kSentAheadTokens * size() &&
+         collectives_->can_send_ahead();
 }
 
-bool CudaTensorRanks::SendKeys(const CudaStep& share, const CudaBlockWeights& w) {
-  return SendAhead(share, KeysOf(share, w));
+void CudaTensorRanks::SendKeys(const CudaStep& share, const CudaBlockWeights& w) {
+  collectives_->SendAhead(KeysOf(share, w), *share.stream);
 }
 
-void CudaTensorRanks::SendInput(const CudaStep& share) { SendAhead(share, InputOf(share)); }
+void CudaTensorRanks::SendInput(const CudaStep& share) {
+  collectives_->SendAhead(InputOf(share), *share.stream);
+}
 
 void CudaTensorRanks::GatherKeys(const CudaStep& share, int layer, const CudaBlockWeights& w) {
   std::vector<kernels::GatheredMatrix> rows;
-  if (!std::exchange(is_sent_, false)) rows = KeysOf(share, w);
+  if (!SendsAhead(share)) rows = KeysOf(share, w);
   Gather(share, layer, "keys of all ranks", rows);
 }
 
@@ -327,7 +326,7 @@ void CudaTensorRanks::GatherRouted(const CudaStep& share, int layer) {
   const int64_t chosen = c_.num_experts_per_token;
   int32_t* const ids = ws_.expert_ids + layer * TotalRowGroups(share) * kernels::kTileRows * chosen;
   std::vector<kernels::GatheredMatrix> routed;
-  if (!std::exchange(is_sent_, false)) routed = InputOf(share);
+  if (!SendsAhead(share)) routed = InputOf(share);
   routed.push_back(SharedRows(ids, chosen, shares, size()));
   routed.push_back(SharedRows(ws_.expert_weights, chosen, shares, size()));
   Gather(share, layer, "tokens of all ranks", routed);

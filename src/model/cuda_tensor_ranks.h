@@ -99,9 +99,9 @@ class CudaTensorRanks {
   // Where tokens are shared out, each rank has rows of its own. Of all tokens what a rank's need:
   // window entries and compressors' rows; the experts' input with its experts; and, as the last
   // layer's experts found them, the streams.
-  // Where that pays, keys and input are sent while other work is done, and only then gathered.
-  // SendKeys: whether they are.
-  bool SendKeys(const CudaStep& share, const CudaBlockWeights& w);
+  // Where SendsAhead, keys and input are sent while other work is done, and only then gathered.
+  bool SendsAhead(const CudaStep& share) const;
+  void SendKeys(const CudaStep& share, const CudaBlockWeights& w);
   void GatherKeys(const CudaStep& share, int layer, const CudaBlockWeights& w);
   void SendInput(const CudaStep& share);
   void GatherRouted(const CudaStep& share, int layer);
@@ -122,7 +122,6 @@ class CudaTensorRanks {
   std::vector<kernels::GatheredMatrix> KeysOf(const CudaStep& share,
                                               const CudaBlockWeights& w) const;
   std::vector<kernels::GatheredMatrix> InputOf(const CudaStep& share) const;
-  bool SendAhead(const CudaStep& share, std::span<const kernels::GatheredMatrix> matrices);
   void Gather(const CudaStep& share, int layer, const char* name,
               std::span<const kernels::GatheredMatrix> matrices);
   void Keep(const Status& status);
@@ -137,7 +136,6 @@ class CudaTensorRanks {
   kernels::RankParts grouped_, intermediate_, outputs_, vocabulary_;
   int64_t most_added_tokens_ = 0;
   kernels::OutputExchange sums_, rows_;  // of the layer that is being enqueued
-  bool is_sent_ = false;                 // what the next gather is of, or the first part of it
   Status exchanged_;
 };
 

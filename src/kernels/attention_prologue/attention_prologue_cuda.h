@@ -42,7 +42,7 @@ struct CudaAttentionPrologueParams {
   const float* angles = nullptr;  // [num_tokens, 64], of the layer's kind
 
   // Of all tokens, or of some: no query needs another token. Queries and the rest may come in two
-  // launches, in any order.
+  // launches, in any order: without entries, and with no queries.
   int num_queries = -1;               // -1: num_tokens
   const __nv_bfloat16* qr = nullptr;  // [num_queries, q_lora_rank], rows qr_stride apart
   int64_t qr_stride = 0;

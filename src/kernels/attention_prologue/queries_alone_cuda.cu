@@ -142,6 +142,7 @@ void Launch(const CudaQueriesAloneParams& params, device::Stream& stream) {
   const CudaGemmParams& products = params.products;
   CHECK_EQ(params.prologue.q_lora_rank, kColumns);
   CHECK_EQ(params.prologue.batch.num_seqs, 1);
+  CHECK(params.prologue.has_entries);
   const Params p{.prologue = params.prologue,
                  .products = {products.problems[0], products.problems[1]},
                  .num_products = products.num_problems,
