@@ -12,15 +12,6 @@ namespace fathom::kernels {
 inline constexpr int kPrologueThreads = kCompressorThreads;
 inline constexpr int kPrologueWindow = 128;
 
-__device__ inline void UnpackEight(const uint4& raw, float (&to)[8]) {
-  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 pair = UnpackBf16(words[i]);
-    to[2 * i] = pair.x, to[2 * i + 1] = pair.y;
-  }
-}
-
 __device__ inline void LoadEight(const __nv_bfloat16* from, float (&to)[8]) {
   UnpackEight(*reinterpret_cast<const uint4*>(from), to);
 }

@@ -21,6 +21,17 @@ __device__ __forceinline__ uint32_t PackBf16(float low, float high) {
 __device__ __forceinline__ float2 UnpackBf16(uint32_t pair) {
   return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
 }
+__device__ __forceinline__ uint4 PackEight(const float (&v)[8]) {
+  return {PackBf16(v[0], v[1]), PackBf16(v[2], v[3]), PackBf16(v[4], v[5]), PackBf16(v[6], v[7])};
+}
+__device__ __forceinline__ void UnpackEight(const uint4& eight, float (&v)[8]) {
+  const uint32_t pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = UnpackBf16(pairs[i]);
+    v[2 * i] = pair.x, v[2 * i + 1] = pair.y;
+  }
+}
 
 // The ue8m0 byte of 2^ceil(log2(x)) for a positive normal x, 2^(byte - 127), and 2^(127 - byte) for
 // bytes 1..253.
