@@ -137,26 +137,24 @@ __global__ void __launch_bounds__(kPlanThreads)
   const float* const weights = At<float>(x, peers.rank, x.layout.weights_offset);
   const int64_t num_tokens = x.layout.data_ranks * x.slots;
   const int64_t num_pairs = num_tokens * x.layout.num_chosen;
-  const auto expert = [&](int64_t i) {
-    const int e = __ldcg(ids + i) - p.first_expert;
-    return e >= 0 && e < p.num_experts ? e : -1;
-  };
-  // Several of a thread's are on their way at once.
+  // body(pair, its expert of this rank's or -1, its weight). Several of a thread's pairs are on
+  // their way at once: ids are only looked at when all of them have been asked for.
   const auto for_each_pair = [&](const auto& body) {
     constexpr int kAhead = 8;
     for (int64_t first = thread; first < num_pairs; first += kAhead * kPlanThreads) {
-      int e[kAhead];
+      int id[kAhead];
       float weight[kAhead];
 #pragma unroll
       for (int n = 0; n < kAhead; ++n) {
         const int64_t i = first + n * kPlanThreads;
-        e[n] = i < num_pairs ? expert(i) : -1;
+        id[n] = i < num_pairs ? __ldcg(ids + i) : -1;
         weight[n] = i < num_pairs ? __ldcg(weights + i) : 0;
       }
 #pragma unroll
       for (int n = 0; n < kAhead; ++n) {
         const int64_t i = first + n * kPlanThreads;
-        if (i < num_pairs) body(i, e[n], weight[n]);
+        const int e = id[n] - p.first_expert;
+        if (i < num_pairs) body(i, e >= 0 && e < p.num_experts ? e : -1, weight[n]);
       }
     }
   };
