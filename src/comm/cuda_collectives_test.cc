@@ -290,9 +290,10 @@ TEST_P(CudaCollectivesTest, LogitsOfAllRanksMeet) {
 }
 
 // Two of three matrices are sent ahead of the gather, one that lies together and columns of
-// another: what the stream makes of them last goes.
+// another: what the stream makes of them last goes. They are looked at right behind the gather,
+// when copies that nobody awaited would still be under way.
 TEST_P(CudaCollectivesTest, WhatIsSentAheadMeetsBehindTheNextGather) {
-  constexpr int64_t kRows = 2000, kWidth = 4096, kRounds = 20;
+  constexpr int64_t kRows = 3000, kWidth = 4096, kRest = 128, kRounds = 10;
   const int size = ranks_->size();
   const kernels::RankParts rows = Parts(size, kRows, 8), columns = Parts(size, kWidth, 64);
   const auto value = [](int round, int matrix, int owner) {
@@ -305,11 +306,15 @@ TEST_P(CudaCollectivesTest, WhatIsSentAheadMeetsBehindTheNextGather) {
     std::byte* const shared = rank.collectives->shared_memory();
     // In turn: no memory is in two gathers in a row.
     const auto matrices = [&](int round) {
-      std::byte* const at = shared + round % 2 * 3 * kRows * kWidth;
+      std::byte* const at = shared + round % 2 * kRows * (2 * kWidth + kRest);
       return std::array{kernels::GatheredRows(at, kWidth, kWidth, rows, size),
                         kernels::GatheredColumns(at + kRows * kWidth, kRows, 1, columns, size),
-                        kernels::GatheredRows(at + 2 * kRows * kWidth, kWidth, 1024, rows, size)};
+                        kernels::GatheredRows(at + 2 * kRows * kWidth, kRest, 64, rows, size)};
     };
+    const auto bytes = [&](const kernels::GatheredMatrix& matrix) {
+      return static_cast<size_t>(kRows * matrix.pitch);
+    };
+    const device::Buffer seen = rank.Poisoned(kRows * (2 * kWidth + kRest));
     const auto fill = [&](int round) {
       const auto all = matrices(round);
       for (size_t m = 0; m < all.size(); ++m) {
@@ -327,9 +332,17 @@ TEST_P(CudaCollectivesTest, WhatIsSentAheadMeetsBehindTheNextGather) {
       const std::span<const kernels::GatheredMatrix> ahead(all.data(), 2), rest(all.data() + 2, 1);
       if (can) rank.collectives->SendAhead(ahead, *rank.stream);
       ASSERT_TRUE(rank.collectives->Gather(can ? rest : std::span(all), *rank.stream).ok());
+      const auto place = [&](size_t m) {
+        return static_cast<std::byte*>(seen.data()) + (all[m].data - all[0].data);
+      };
+      for (const size_t m : {1, 0, 2}) {  // what was sent last first
+        ASSERT_EQ(cudaMemcpyAsync(place(m), all[m].data, bytes(all[m]), cudaMemcpyDeviceToDevice,
+                                  rank.cuda_stream()),
+                  cudaSuccess);
+      }
       std::vector<std::vector<uint8_t>> got;
-      for (const auto& matrix : all) {
-        got.push_back(rank.Download<uint8_t>(matrix.data, size_t{kRows * kWidth}));
+      for (size_t m = 0; m < all.size(); ++m) {
+        got.push_back(rank.Download<uint8_t>(place(m), bytes(all[m])));
       }
       for (size_t m = 0; m < all.size(); ++m) {
         for (int from = 0; from < size; ++from) {
