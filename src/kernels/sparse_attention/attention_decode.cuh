@@ -144,9 +144,13 @@ class DecodeAttention : DecodeTile<kHeads, kKeyTile, false> {
   const TokenKeys& keys_;
 };
 
-// Up to 16 heads have registers beside a block of the query products, or another such block.
-template <int kHeads>
-__global__ void __maxnreg__(kHeads <= 16 ? 128 : 255)
+// Registers: up to 16 heads start beside a block of the query products. kPaired: of 16 heads two
+// blocks share a multiprocessor, which leaves each fewer than it needs, and takes a token of 128K
+// 2% longer.
+template <int kHeads, bool kPaired>
+__global__ void __maxnreg__(kHeads == 8 || kPaired ? 128
+                            : kHeads == 16         ? 144
+                                                   : 255)
     DecodeAttentionKernel(const __grid_constant__ CudaSparseAttentionParams p,
                           AttentionParts parts) {
   if (p.allows_early) AllowSuccessor();
@@ -160,8 +164,10 @@ __global__ void __maxnreg__(kHeads <= 16 ? 128 : 255)
     return;
   }
   keys.PrefetchTable();
-  keys.PrefetchEntries((blockIdx.y * gridDim.x + split) * blockDim.x + threadIdx.x,
-                       gridDim.y * gridDim.x * blockDim.x);
+  if constexpr (kPaired) {
+    keys.PrefetchEntries((blockIdx.y * gridDim.x + split) * blockDim.x + threadIdx.x,
+                         gridDim.y * gridDim.x * blockDim.x);
+  }
   const int each = KeysOfSplit(keys.size(), gridDim.x, parts.least_keys);
   const int first = min(split * each, keys.size()), end = min(first + each, keys.size());
   if (first == end) return;  // the launch ends with others, which wait

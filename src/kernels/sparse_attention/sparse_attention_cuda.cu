@@ -235,7 +235,7 @@ void LaunchCombine(const CudaSparseAttentionParams& p, const AttentionParts& par
                                                     : launch(CombineShape<4, 2>());
 }
 
-template <int kHeads>
+template <int kHeads, bool kPaired = false>
 void LaunchDecode(const CudaSparseAttentionParams& p, const AttentionParts& parts, int splits,
                   device::Stream& stream) {
   const dim3 grid(splits, (p.num_heads + kHeads - 1) / kHeads, p.batch.num_tokens);
@@ -243,7 +243,7 @@ void LaunchDecode(const CudaSparseAttentionParams& p, const AttentionParts& part
   // heads would share one. Without a selection they start beside the query products.
   const bool alone = p.q_is_early && grid.x * grid.y * grid.z <= kTargetBlocks;
   const size_t bytes = kDecodeSharedBytes<kHeads>;
-  LaunchKernel(DecodeAttentionKernel<kHeads>, grid, kDecodeThreads,
+  LaunchKernel(DecodeAttentionKernel<kHeads, kPaired>, grid, kDecodeThreads,
                alone ? std::max(bytes, kAloneSharedBytes) : bytes, stream, p, parts);
   LaunchCombine(p, parts, stream);
 }
@@ -357,7 +357,11 @@ void Launch(const CudaSparseAttentionParams& p, device::Stream& stream) {
     // A rank with half of the heads has half of them in a block: the same sums, and as many blocks.
     const int heads = p.num_heads <= 32 ? std::min(plan.heads, 16) : plan.heads;
     if (heads == 8) return LaunchDecode<8>(p, parts, plan.splits, stream);
-    if (heads == 16) return LaunchDecode<16>(p, parts, plan.splits, stream);
+    if (heads == 16) {
+      return p.batch.num_tokens > kMaxSplitTokens
+                 ? LaunchDecode<16, true>(p, parts, plan.splits, stream)
+                 : LaunchDecode<16>(p, parts, plan.splits, stream);
+    }
     return LaunchDecode<32>(p, parts, plan.splits, stream);
   }
   const int head_tiles = HeadTiles(p.num_heads);
