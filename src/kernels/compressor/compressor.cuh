@@ -288,7 +288,8 @@ __device__ __forceinline__ int ThreadChannel() {
   return min(2 * static_cast<int>(threadIdx.x), kDim - 2);
 }
 
-// Entries of `seq` that need rows of earlier steps, then its state.
+// Entries of `seq` that need rows of earlier steps, of which there are two at most, then its state.
+// Decodes complete the first one; written as a loop, what it keeps over the wait would spill.
 template <int kDim>
 __device__ void CompressSequenceC4(const CudaAttentionPrologueParams& p,
                                    const CudaCompressor& compressor, int seq,
@@ -299,22 +300,23 @@ __device__ void CompressSequenceC4(const CudaAttentionPrologueParams& p,
   const auto is_mine = [&](int j) {
     return 4 * j + 4 <= rows.end() && max(0, 4 * j - 4) < rows.first();
   };
-  int j = rows.first() / 4;
-  RowsC4<kDim> pool;
-  EntryPlace<4, kDim> place;
+  const int j = rows.first() / 4;
   rows.PrefetchApe();
   if (is_mine(j)) {
-    place = {p, compressor, seq, j};
+    const EntryPlace<4, kDim> place(p, compressor, seq, j);
+    RowsC4<kDim> pool;
     pool.Load(rows, j, false);
-  }
-  WaitForPredecessor();
-  for (; is_mine(j); ++j) {
-    if (j != rows.first() / 4) {
-      place = {p, compressor, seq, j};
-      pool.Load(rows, j, false);
-    }
+    WaitForPredecessor();
     pool.Load(rows, j, true);
     FinishEntry(p, place, PoolC4(pool), shared);
+  } else {
+    WaitForPredecessor();
+  }
+  if (is_mine(j + 1)) {
+    RowsC4<kDim> pool;
+    pool.Load(rows, j + 1, false);
+    pool.Load(rows, j + 1, true);
+    FinishEntry(p, EntryPlace<4, kDim>(p, compressor, seq, j + 1), PoolC4(pool), shared);
   }
   if (2 * threadIdx.x < kDim) rows.WriteRing();
 }
