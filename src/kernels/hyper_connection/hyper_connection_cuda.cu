@@ -21,6 +21,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kS = kNumStreams;
 constexpr int kMaxColumnBlocks = 64;
 constexpr int kLoadedPairs = 8;                 // on their way at once
+constexpr int kAwaitedPairs = 6;                // likewise, of packets, which are twice as large
 constexpr int kCombMade = 1, kStreamsMade = 2;  // named barriers
 
 __device__ float4 WidenQuad(uint2 bits) {
@@ -78,12 +79,13 @@ class Boundary {
 
   // memory: DynamicBytes of the block's shared memory.
   __device__ Boundary(const CudaHyperConnectionParams& params, int cluster, int slice,
-                      float4* memory)
+                      float inverse_hidden, float4* memory)
       : p_(params),
         cluster_(cluster),
         rank_(static_cast<int>(ClusterRank())),
         slice_(slice),
         hidden_(static_cast<int>(params.hidden)),
+        inverse_hidden_(inverse_hidden),
         column0_(rank_ * slice),
         blocks_(min(slice, hidden_ - column0_) / 128),
         first_row_(int64_t{blockIdx.x / static_cast<unsigned>(cluster)} * kTokens),
@@ -312,19 +314,19 @@ class Boundary {
     const int* const rows = s_.rows[warp()];
     uint2 own{};
     float4 sum{};
-    for (int first = 0; first < num_chosen; first += kLoadedPairs) {
-      uint2 pairs[kLoadedPairs];
+    for (int first = 0; first < num_chosen; first += kAwaitedPairs) {
+      uint2 pairs[kAwaitedPairs];
       Await([&] {
-        uint4 packets[kLoadedPairs + 1];
-        packets[kLoadedPairs] = LoadTogether(from);
+        uint4 packets[kAwaitedPairs + 1];
+        packets[kAwaitedPairs] = LoadTogether(from);
 #pragma unroll
-        for (int i = 0; i < kLoadedPairs; ++i) {
+        for (int i = 0; i < kAwaitedPairs; ++i) {
           if (first + i < num_chosen) packets[i] = LoadTogether(from + rows[first + i]);
         }
-        bool all = HasTags(packets[kLoadedPairs], tags);
-        own = {packets[kLoadedPairs].x, packets[kLoadedPairs].z};
+        bool all = HasTags(packets[kAwaitedPairs], tags);
+        own = {packets[kAwaitedPairs].x, packets[kAwaitedPairs].z};
 #pragma unroll
-        for (int i = 0; i < kLoadedPairs; ++i) {
+        for (int i = 0; i < kAwaitedPairs; ++i) {
           if (first + i >= num_chosen) break;
           all = all && HasTags(packets[i], tags);
           pairs[i] = {packets[i].x, packets[i].z};
@@ -332,7 +334,7 @@ class Boundary {
         return all ? -1 : owner;
       });
 #pragma unroll
-      for (int i = 0; i < kLoadedPairs; ++i) {
+      for (int i = 0; i < kAwaitedPairs; ++i) {
         if (first + i < num_chosen) sum = sum + WidenQuad(pairs[i]);
       }
     }
@@ -541,7 +543,9 @@ class Boundary {
   }
 
   const CudaHyperConnectionParams& p_;
-  const int cluster_, rank_, slice_, hidden_, column0_, blocks_;
+  const int cluster_, rank_, slice_, hidden_;
+  const float inverse_hidden_;
+  const int column0_, blocks_;
   const int64_t first_row_;
   Shared& s_;
   __nv_bfloat16* x_;  // [kTokens][4][slice], the new streams
@@ -553,18 +557,23 @@ class Boundary {
   const int token_, block_, column_;
   uint2 streams_[kS] = {}, norm_ = {};
   float scale_ = 0, base_ = 0;
-  const float inverse_hidden_ = 1.0f / static_cast<float>(hidden_);
   uint64_t number_ = 0;  // of the exchange
   uint32_t told_number_ = 0;
 };
 
-// Half of the registers and of the shared memory: a block gets ready beside the product before.
+// So many threads could have a multiprocessor's registers. A block has half of them, and of the
+// shared memory, so it gets ready beside the product before; what awaits the experts' rows has
+// more, as it comes after one of their blocks, which has all. (A value that spills comes from the
+// L2 cache: who waits for a cluster forgets the first level.)
+template <Ranks kRanks>
+constexpr int kThreadsOfRegisters = kRanks == Ranks::kRows ? 640 : 2 * kThreads;
+
 template <bool kHead, Ranks kRanks, int kTokens>
-__global__ void __launch_bounds__(kThreads, 2)
-    BoundaryKernel(const __grid_constant__ CudaHyperConnectionParams params, int cluster,
-                   int slice) {
+__global__ void __launch_bounds__(kThreadsOfRegisters<kRanks>)
+    BoundaryKernel(const __grid_constant__ CudaHyperConnectionParams params, int cluster, int slice,
+                   float inverse_hidden) {
   extern __shared__ float4 memory[];
-  Boundary<kHead, kRanks, kTokens>(params, cluster, slice, memory).Run();
+  Boundary<kHead, kRanks, kTokens>(params, cluster, slice, inverse_hidden, memory).Run();
 }
 
 struct Slices {
@@ -589,7 +598,7 @@ void Run(const CudaHyperConnectionParams& params, device::Stream& stream) {
   const auto clusters = static_cast<unsigned>((params.num_tokens + kTokens - 1) / kTokens);
   LaunchClusters(kernel, clusters * cluster, cluster, kThreads,
                  Boundary<kHead, kRanks, kTokens>::DynamicBytes(params.hidden, slices.size), stream,
-                 params, slices.cluster, slices.size);
+                 params, slices.cluster, slices.size, 1.0f / static_cast<float>(params.hidden));
 }
 
 // More clusters than that do not find room beside the product before them.
