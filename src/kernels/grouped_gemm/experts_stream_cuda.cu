@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <type_traits>
 
 #include "base/check.h"
