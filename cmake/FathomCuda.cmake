@@ -24,6 +24,11 @@ if(NOT FATHOM_CUDA STREQUAL "OFF")
     # Constants of the shared headers are computed on both sides.
     string(APPEND CMAKE_CUDA_FLAGS " --expt-relaxed-constexpr")
     set(FATHOM_HAS_CUDA ON)
+    # For run_nvcc, which knows what spills: racecheck's kernels are others, other compilers spill elsewhere.
+    if(FATHOM_WERROR AND NOT FATHOM_RACECHECK AND CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13.1)
+      target_compile_options(fathom_flags INTERFACE
+        $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<CONFIG:Release>>:-Xptxas=-v>)
+    endif()
   elseif(FATHOM_CUDA STREQUAL "ON")
     message(FATAL_ERROR "FATHOM_CUDA=ON but nvcc was not found: run scripts/setup --cuda, or set CUDACXX")
   endif()

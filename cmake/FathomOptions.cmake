@@ -34,10 +34,6 @@ endif()
 if(FATHOM_WERROR)
   target_compile_options(fathom_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-Werror> $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
-  if(NOT FATHOM_RACECHECK)  # whose kernels are others
-    target_compile_options(fathom_flags INTERFACE
-      $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<CONFIG:Release>>:-Xptxas=-v>)
-  endif()
 endif()
 target_link_options(fathom_flags INTERFACE -Wl,-z,relro,-z,now)
 if(CMAKE_BUILD_TYPE STREQUAL "Release")
