@@ -1,5 +1,5 @@
-// What a launch of the experts' stream computes, and which items of it a block has, one after
-// another. Device code only.
+// What a launch of the experts' stream computes (ExpertWork, which the host fills), and which items
+// of it a block has, one after another: ExpertItems, of warp 16 (expert_stream.cuh).
 #pragma once
 
 #include "kernels/grouped_gemm/expert_plan.cuh"

@@ -17,15 +17,14 @@ namespace fathom::kernels {
 
 inline constexpr int kPromptPostThreads = 512;
 inline constexpr int kPromptChunk = 32;  // columns of a warp, 8 a thread
-inline constexpr int kPromptChunks =
-    kBoundaryRangeColumns / kPromptChunk;  // of a range: warps of a tile
-inline constexpr int kPromptTeams =
-    kPromptPostThreads / 32 / kPromptChunks;  // of warps with a tile
+// Warps of a tile, which have a range; teams of so many, each with a tile of its own.
+inline constexpr int kPromptChunks = kBoundaryRangeColumns / kPromptChunk;
 inline constexpr int kPromptTeamThreads = kPromptChunks * 32;
-inline constexpr int kRowPieces = kBoundaryRangeColumns / 8;  // of 8 columns: 16 bytes
+inline constexpr int kPromptTeams = kPromptPostThreads / kPromptTeamThreads;
+inline constexpr int kPromptRowPieces = kBoundaryRangeColumns / 8;  // of 8 columns: 16 bytes
 
 struct PromptPostShared {
-  uint4 mixers[kNumStreams][kMixerParts][kNumMixes][kRowPieces];
+  uint4 mixers[kNumStreams][kMixerParts][kNumMixes][kPromptRowPieces];
   // Of a tile, and of the next one.
   TileGates gates[2][kPromptTeams];
   float sums[2][kPromptTeams][kPromptChunks][kPostSums][32];
@@ -97,12 +96,13 @@ class PromptPost {
   __device__ void StageMixers() {
     const int pieces = chunks_ * (kPromptChunk / 8);
 #pragma unroll 2
-    for (int i = static_cast<int>(threadIdx.x); i < kNumMixes * kS * kRowPieces;
+    for (int i = static_cast<int>(threadIdx.x); i < kNumMixes * kS * kPromptRowPieces;
          i += kPromptPostThreads) {
-      const int piece = i % kRowPieces, stream = i / kRowPieces % kS, mix = i / kRowPieces / kS;
+      const int piece = i % kPromptRowPieces, stream = i / kPromptRowPieces % kS,
+                mix = i / kPromptRowPieces / kS;
       if (piece >= pieces) continue;
-      const auto* fn = reinterpret_cast<const float4*>(p_.fn + int64_t{i / kRowPieces} * hidden_ +
-                                                       column0_ + piece * 8);
+      const auto* fn = reinterpret_cast<const float4*>(
+          p_.fn + int64_t{i / kPromptRowPieces} * hidden_ + column0_ + piece * 8);
       const float4 low = __ldg(fn), high = __ldg(fn + 1);
       float rest[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
