@@ -2,9 +2,11 @@
 // two or four has them: microseconds a product, and the floor of its bytes (4.55 TB/s). `in turn`:
 // a graph of dependent launches, each of other weights. `after idle`: each behind a kernel of one
 // block that takes 12 us, as the step's phases without weights do, less that kernel's time.
-// `gemm_bench [tokens ...]`.
+// `gemm_bench [tokens ...]`; `gemm_bench --prompt [tokens ...]` of a prompt's step, whose ranks
+// have all rows.
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
 #include <vector>
 
 #include "kernels/collective/packets.cuh"
@@ -18,7 +20,7 @@ namespace fathom::kernels {
 namespace {
 
 constexpr int kMaxLayers = 16;
-constexpr int64_t kMaxTokens = 512;
+constexpr int64_t kMaxTokens = 2048;
 
 __global__ void IdleKernel() {
   WaitForPredecessor();
@@ -67,7 +69,7 @@ const std::vector<Product> kProducts = {
 
 class Bench {
  public:
-  Bench() {
+  explicit Bench(bool is_prompt) : is_prompt_(is_prompt) {
     x_ = Memory(kMaxTokens * 32768 * 2);
     scales_ = Memory(kMaxTokens * 128 * 4);
     y_ = Memory(kMaxTokens * 129280 * 4);
@@ -107,7 +109,8 @@ class Bench {
       if (product.has_columns && n > 16) break;  // what boundaries add up
       for (CudaGemmParams& params : layers) {
         params.num_tokens = n;
-        const int64_t groups = PaddedTokens(n) / 8;
+        params.prefill = is_prompt_;
+        const int64_t groups = PaddedTokens(n, is_prompt_) / 8;
         for (int i = 0; i < params.num_problems; ++i) {
           GemmProblem& p = params.problems[i];
           p.x_fp8 = {reinterpret_cast<uint8_t*>(x_), reinterpret_cast<float*>(scales_), groups};
@@ -195,6 +198,7 @@ class Bench {
     });
   }
 
+  const bool is_prompt_;
   CudaBench bench_;
   std::byte *x_, *scales_, *y_;
   double idle_ = 0;
@@ -202,14 +206,17 @@ class Bench {
 
 void Main(int argc, char** argv) {
   std::vector<int64_t> tokens;
-  for (int i = 1; i < argc; ++i) tokens.push_back(std::atoi(argv[i]));
+  const bool is_prompt = argc > 1 && argv[1] == std::string_view("--prompt");
+  for (int i = is_prompt ? 2 : 1; i < argc; ++i) tokens.push_back(std::atoi(argv[i]));
   if (tokens.empty()) tokens = {1, 8, 32, 64, 128, 256};
-  Bench bench;
+  Bench bench(is_prompt);
   bench.MeasureIdle();
-  bench.RunOutputs(2, 1), bench.RunOutputs(4, 1), bench.RunOutputs(4, 12);
+  if (!is_prompt) bench.RunOutputs(2, 1), bench.RunOutputs(4, 1), bench.RunOutputs(4, 12);
   for (const int ranks : {1, 2, 4}) {
+    if (is_prompt && ranks > 1) break;
     for (const Product& product : kProducts) {
       if (ranks > 1 && !product.is_split) continue;
+      if (is_prompt && product.has_columns) continue;
       bench.Run(product, ranks, tokens);
     }
   }

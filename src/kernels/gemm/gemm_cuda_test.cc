@@ -458,10 +458,17 @@ TEST_F(GemmCudaTest, PrefillGivesATokenTheSameBitsInEveryStep) {
   ExpectSameInEveryStep({TileKind::kFp8AsBf16, 512, 1024, 4, GemmOutput::kFp8Tiles});
 }
 
+// So many rows that the largest tiles, of 256 tokens, are done soonest.
+TEST_F(GemmCudaTest, PrefillOfManyRowsGivesATokenTheSameBitsInEveryStep) {
+  ExpectSameInEveryStep({TileKind::kFp8, 2048, 384});
+  ExpectSameInEveryStep({TileKind::kBf16, 2048, 384, 1, GemmOutput::kF32});
+  ExpectSameInEveryStep({TileKind::kFp8AsBf16, 4096, 384, 4, GemmOutput::kFp8Tiles});
+}
+
 // Of a step of a prompt, as they stand in the memory of another rank.
 TEST_F(GemmCudaTest, MirrorsHoldTheSame) {
   constexpr int64_t kTokens = 140;
-  // Enough rows for tiles of 256 tokens without mirrors, too.
+  // Enough rows for large tiles without mirrors, too.
   for (const Case& c : {Case{TileKind::kFp8, 3072, 384},
                         Case{TileKind::kFp8AsBf16, 3072, 384, 2, GemmOutput::kFp8Tiles}}) {
     const int64_t rows = PaddedTokens(kTokens, true), values = rows * c.rows * 2;

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "kernels/gemm/gemm_large.h"
 #include "kernels/gemm/gemm_large_sm90.cuh"
+#include "kernels/gemm/item_stream.cuh"
 #include "kernels/gemm/large_output.cuh"
 
 namespace fathom::kernels {
@@ -17,6 +18,7 @@ constexpr int kNear = 8;  // tiles of tokens that are computed near each other
 
 struct LargeGrid {
   int first[kMaxGemmProblems + 1];  // tile of each problem
+  int tile_tokens;                  // of a tile, kLargeTokens or half of them
   int token_tiles;
 
   __host__ __device__ int num_tiles() const { return first[kMaxGemmProblems]; }
@@ -46,7 +48,7 @@ struct GemmWork {
     const int near = i / (kNear * rows), rest = i % (kNear * rows);
     const int width = min(kNear, grid.token_tiles - near * kNear);
     return {problem, int64_t{rest / width} * kLargeRows,
-            int64_t{near * kNear + rest % width} * kLargeTokens};
+            int64_t{near * kNear + rest % width} * grid.tile_tokens};
   }
 
   __device__ int count() const { return grid.num_tiles(); }
@@ -57,8 +59,7 @@ struct GemmWork {
     const bool fp8 = g.w.kind == kFp8;
     const int64_t row_groups = fp8 ? g.x_fp8.row_groups : g.x_bf16.row_groups;
     const int64_t blocks = g.w.col_blocks(), row_tile = at.row / kTileMatrixRows;
-    const int64_t steps = g.w.kind == kFp8AsBf16 ? 2 * blocks : blocks;
-    const int64_t first_step = g.groups == 1 ? 0 : at.row / (g.w.rows / g.groups) * steps;
+    const int64_t first_step = g.groups == 1 ? 0 : at.row / (g.w.rows / g.groups) * blocks;
     const auto* x = fp8 ? reinterpret_cast<const std::byte*>(g.x_fp8.codes)
                         : reinterpret_cast<const std::byte*>(g.x_bf16.values);
     const std::byte* weights = g.w.tiles + row_tile * blocks * TileMatrixBytes(g.w.kind);
@@ -70,14 +71,16 @@ struct GemmWork {
             .x = x + (first_step * row_groups + at.token / 8) * kTileBytes,
             .x_scales = fp8 ? g.x_fp8.scales + at.token : nullptr,
             .x_step_bytes = row_groups * kTileBytes,
-            .num_steps = static_cast<int>(steps),
-            .token_tiles = static_cast<int>(min(int64_t{4}, (p.num_tokens - at.token + 63) / 64))};
+            .num_steps = static_cast<int>(blocks),
+            .token_tiles = static_cast<int>(
+                min(int64_t{grid.tile_tokens}, p.num_tokens - at.token + 63) / 64)};
   }
 
   __device__ void Write(int index, LargeSums& d) const {
     const Place at = Locate(index);
     const GemmProblem& g = p.problems[at.problem];
     const int thread = static_cast<int>(threadIdx.x) % 128;
+    const int64_t end = min(p.num_tokens, at.token + grid.tile_tokens);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int token_tile = static_cast<int>(threadIdx.x) / 128 + kMathWarpgroups * i;
@@ -85,7 +88,7 @@ struct GemmWork {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         WriteRow(g, kMirrored ? &p.mirrors : nullptr, at.row, token + half * 8,
-                 token + half * 8 < p.num_tokens, half * 2, d[i]);
+                 token + half * 8 < end, half * 2, d[i]);
       }
     }
   }
@@ -93,8 +96,6 @@ struct GemmWork {
   // d[4 j + first + {0, 1}] are this thread's columns of the j-th eight.
   __device__ static void WriteRow(const GemmProblem& g, const Mirrors* mirrors, int64_t row,
                                   int64_t token, bool real, int first, const float (&d)[64]) {
-    if (g.output == GemmOutput::kFp8Tiles)
-      return WriteFp8(g.y_fp8, mirrors, row, real ? token : -1, first, d);
     const int64_t offset = token * g.y_stride + row;
     if (g.output == GemmOutput::kBf16 && row + kLargeRows <= g.w.rows && g.y_stride % 8 == 0) {
       return WriteBf16Row(d, first, real ? static_cast<__nv_bfloat16*>(g.y) + offset : nullptr,
@@ -114,21 +115,6 @@ struct GemmWork {
       }
     }
   }
-
-  __device__ static void WriteFp8(const Fp8Tiles& y, const Mirrors* mirrors, int64_t row,
-                                  int64_t token, int first, const float (&d)[64]) {
-    float v[32], largest = 0;
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      v[i] = RoundBf16(d[i / 2 * 4 + first + i % 2]);
-      largest = fmaxf(largest, fabsf(v[i]));
-    }
-    const uint32_t scale = Fp8Scale(QuadMax(largest));
-    WriteFp8Chunks<8>(v, Ue8m0Inverse(scale), y, token, row, mirrors);
-    if (token >= 0 && threadIdx.x % 4 == 0) {
-      StoreMirrored(&y.scales[row / 128 * y.row_groups * 8 + token], Ue8m0Value(scale), mirrors);
-    }
-  }
 };
 
 // Tiles first, first + stride, …
@@ -145,7 +131,7 @@ __device__ __forceinline__ void Multiply(std::byte* shared, const LargeProblems&
 }
 
 template <TileKind kKind, bool kMirrored>
-__global__ void __launch_bounds__(LargeThreads(kKind), 1)
+__global__ void __launch_bounds__(kLargeThreads, 1)
     GemmLargeKernel(const __grid_constant__ LargeProblems of) {
   extern __shared__ __align__(1024) std::byte shared[];
   Multiply<kKind, kMirrored>(shared, of, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
@@ -153,7 +139,7 @@ __global__ void __launch_bounds__(LargeThreads(kKind), 1)
 
 // FP8 weights in the first `fp8_blocks` blocks, BF16 ones in the others.
 constexpr size_t kBothBytes = std::max(sizeof(LargeRing<kFp8>), sizeof(LargeRing<kBf16>));
-__global__ void __launch_bounds__(LargeThreads(kFp8), 1)
+__global__ void __launch_bounds__(kLargeThreads, 1)
     GemmLargeBothKernel(const __grid_constant__ LargeProblems fp8,
                         const __grid_constant__ LargeProblems bf16, int fp8_blocks) {
   extern __shared__ __align__(1024) std::byte shared[];
@@ -165,11 +151,12 @@ __global__ void __launch_bounds__(LargeThreads(kFp8), 1)
   }
 }
 
-LargeProblems ProblemsOf(TileKind kind, const CudaGemmParams& all) {
+LargeProblems ProblemsOf(TileKind kind, const CudaGemmParams& all, int tile_tokens) {
   LargeProblems of{
       .params = {.num_tokens = all.num_tokens, .prefill = all.prefill, .mirrors = all.mirrors},
       .grid = {}};
-  of.grid.token_tiles = static_cast<int>((all.num_tokens + kLargeTokens - 1) / kLargeTokens);
+  of.grid.tile_tokens = tile_tokens;
+  of.grid.token_tiles = static_cast<int>((all.num_tokens + tile_tokens - 1) / tile_tokens);
   int tiles = 0;
   for (int i = 0; i < all.num_problems; ++i) {
     const GemmProblem& g = all.problems[i];
@@ -182,48 +169,85 @@ LargeProblems ProblemsOf(TileKind kind, const CudaGemmParams& all) {
   return of;
 }
 
-template <TileKind kKind>
-void Run(const LargeProblems& of, device::Stream& stream) {
-  if (of.grid.num_tiles() == 0) return;
-  const auto launch = [&](auto kernel) {
-    LaunchKernel(kernel, static_cast<unsigned>(std::min(of.grid.num_tiles(), NumMultiprocessors())),
-                 LargeThreads(kKind), sizeof(LargeRing<kKind>), stream, of);
-  };
-  if constexpr (kKind != kBf16) {
-    if (of.params.mirrors.count > 0) return launch(GemmLargeKernel<kKind, true>);
-  }
-  CHECK_EQ(of.params.mirrors.count, 0);
-  launch(GemmLargeKernel<kKind, false>);
+int Rounds(int tiles, int blocks) { return (tiles + blocks - 1) / blocks; }
+int NumBlocks(int tiles) { return std::min(tiles, NumMultiprocessors()); }
+
+// Of a tile with as many columns, measured: of 256 tokens, and of half as many.
+struct TileTime {
+  int whole, half;
+  int Of(const LargeGrid& grid) const { return grid.tile_tokens == kLargeTokens ? whole : half; }
+};
+constexpr TileTime TimeOf(TileKind kind) {
+  return kind == kFp8 ? TileTime{10, 6} : TileTime{16, 10};
+}
+
+// The problems of one kind, or of FP8 and of BF16, whose blocks are shared out.
+struct LargeLaunch {
+  LargeProblems first, second = {};
+  int first_blocks = 0;
+  int time = 0;
+};
+
+LargeLaunch One(TileKind kind, const CudaGemmParams& params, int tile_tokens) {
+  LargeLaunch l{.first = ProblemsOf(kind, params, tile_tokens)};
+  l.first_blocks = NumBlocks(l.first.grid.num_tiles());
+  if (l.first_blocks == 0) return l;
+  l.time = TimeOf(kind).Of(l.first.grid) * Rounds(l.first.grid.num_tiles(), l.first_blocks);
+  return l;
 }
 
 // As many blocks for each kind as end it soonest.
-void RunBoth(const LargeProblems& fp8, const LargeProblems& bf16, device::Stream& stream) {
-  CHECK_EQ(fp8.params.mirrors.count, 0);
-  constexpr int kFp8Time = 5, kBf16Time = 8;  // of a tile of as many columns, measured
-  const int blocks = std::min(fp8.grid.num_tiles() + bf16.grid.num_tiles(), NumMultiprocessors());
-  const auto time = [&](int fp8_blocks) {
-    const auto rounds = [](int tiles, int among) { return (tiles + among - 1) / among; };
-    return std::max(kFp8Time * rounds(fp8.grid.num_tiles(), fp8_blocks),
-                    kBf16Time * rounds(bf16.grid.num_tiles(), blocks - fp8_blocks));
-  };
-  int best = 1;
-  for (int i = 2; i < blocks; ++i) {
-    if (time(i) < time(best)) best = i;
+LargeLaunch Both(const CudaGemmParams& params, int tile_tokens) {
+  LargeLaunch l{.first = ProblemsOf(kFp8, params, tile_tokens),
+                .second = ProblemsOf(kBf16, params, tile_tokens)};
+  const LargeGrid &fp8 = l.first.grid, &bf16 = l.second.grid;
+  const int blocks = NumBlocks(fp8.num_tiles() + bf16.num_tiles());
+  for (int i = 1; i < blocks; ++i) {
+    const int time = std::max(TimeOf(kFp8).Of(fp8) * Rounds(fp8.num_tiles(), i),
+                              TimeOf(kBf16).Of(bf16) * Rounds(bf16.num_tiles(), blocks - i));
+    if (l.first_blocks > 0 && time >= l.time) continue;
+    l.first_blocks = i, l.time = time;
   }
-  LaunchKernel(GemmLargeBothKernel, static_cast<unsigned>(blocks), LargeThreads(kFp8), kBothBytes,
-               stream, fp8, bf16, best);
+  return l;
 }
 
-// Whether tiles of 64 tokens by 64 rows are done sooner: up to kNarrowGemmTokens, or where there
-// are no more of them than multiprocessors, so that tiles of 256 by 128 would leave most idle.
+// With tiles of half as many tokens where these are done sooner.
+template <typename Make>
+LargeLaunch Soonest(Make make) {
+  const LargeLaunch whole = make(kLargeTokens), half = make(kLargeTokens / 2);
+  return half.time < whole.time ? half : whole;
+}
+
+template <TileKind kKind>
+void Run(const CudaGemmParams& params, device::Stream& stream) {
+  const LargeLaunch l = Soonest([&](int tokens) { return One(kKind, params, tokens); });
+  if (l.first_blocks == 0) return;
+  const auto launch = [&](auto kernel) {
+    LaunchKernel(kernel, static_cast<unsigned>(l.first_blocks), kLargeThreads,
+                 sizeof(LargeRing<kKind>), stream, l.first);
+  };
+  if constexpr (kKind != kBf16) {
+    if (params.mirrors.count > 0) return launch(GemmLargeKernel<kKind, true>);
+  }
+  CHECK_EQ(params.mirrors.count, 0);
+  launch(GemmLargeKernel<kKind, false>);
+}
+
+void RunBoth(const CudaGemmParams& params, device::Stream& stream) {
+  CHECK_EQ(params.mirrors.count, 0);
+  const LargeLaunch l = Soonest([&](int tokens) { return Both(params, tokens); });
+  const int blocks = NumBlocks(l.first.grid.num_tiles() + l.second.grid.num_tiles());
+  LaunchKernel(GemmLargeBothKernel, static_cast<unsigned>(blocks), kLargeThreads, kBothBytes,
+               stream, l.first, l.second, l.first_blocks);
+}
+
+// Whether tiles of 64 tokens by 64 rows are done sooner: where reading the weights is all the work,
+// or where there are no more of them than multiprocessors, so that larger ones would leave most
+// idle.
 bool IsNarrow(const CudaGemmParams& params) {
   if (params.mirrors.count > 0) return false;
-  if (params.num_tokens <= kNarrowGemmTokens) return true;
-  int64_t items = 0;
-  for (int i = 0; i < params.num_problems; ++i) {
-    items += (params.num_tokens + 63) / 64 * ((params.problems[i].w.rows + 63) / 64);
-  }
-  return items <= NumMultiprocessors();
+  if (params.num_tokens <= kNarrowTokens) return true;
+  return MakeItemGrid(params, kTileMatrixRows, kNarrowTokens).num_items() <= NumMultiprocessors();
 }
 
 }  // namespace
@@ -237,15 +261,18 @@ bool IsLarge(const CudaGemmParams& params) {
 }
 
 void LaunchLarge(const CudaGemmParams& params, device::Stream& stream) {
+  if (params.problems[0].w.kind == kFp8AsBf16) return LaunchWidened(params, stream);
   if (IsNarrow(params)) return LaunchNarrow(params, stream);
-  const LargeProblems fp8 = ProblemsOf(kFp8, params), bf16 = ProblemsOf(kBf16, params);
-  if (fp8.params.num_problems > 0 && bf16.params.num_problems > 0) {
-    RunBoth(fp8, bf16, stream);
+  const auto has = [&](TileKind kind) {
+    return std::any_of(params.problems, params.problems + params.num_problems,
+                       [&](const GemmProblem& g) { return g.w.kind == kind; });
+  };
+  if (has(kFp8) && has(kBf16)) {
+    RunBoth(params, stream);
   } else {
-    Run<kFp8>(fp8, stream);
-    Run<kBf16>(bf16, stream);
+    Run<kFp8>(params, stream);
+    Run<kBf16>(params, stream);
   }
-  Run<kFp8AsBf16>(ProblemsOf(kFp8AsBf16, params), stream);
 }
 
 }  // namespace fathom::kernels

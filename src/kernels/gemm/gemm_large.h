@@ -8,11 +8,15 @@
 namespace fathom::kernels {
 
 inline constexpr int64_t kLargeGemmTokens = 512;
-inline constexpr int64_t kNarrowGemmTokens = 128;  // up to here the work is reading the weights
+
+// Of an item of LaunchNarrow's.
+inline constexpr int kNarrowTokens = 64;
 
 bool IsLarge(const CudaGemmParams& params);
 void LaunchLarge(const CudaGemmParams& params, device::Stream& stream);
-// Likewise, without mirrors: for few tokens, or few tiles of them.
+// Likewise, of FP8 and BF16 without mirrors: for few tokens, or few tiles of them.
 void LaunchNarrow(const CudaGemmParams& params, device::Stream& stream);
+// Likewise, of kFp8AsBf16.
+void LaunchWidened(const CudaGemmParams& params, device::Stream& stream);
 
 }  // namespace fathom::kernels

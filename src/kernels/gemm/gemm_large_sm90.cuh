@@ -2,16 +2,15 @@
 // weight rows, one such tile after another: the tokens are A of wgmma, four tiles of 64, two for
 // each of two warpgroups; the weights are B. So a token's FP8 scale is one factor for all that a
 // thread adds to a sum. A third warpgroup streams both through a ring in shared memory by bulk
-// copies, ahead of the sums and across tiles; FP8-for-BF16 weights two more expand there
-// (expand.cuh), once for all 256 tokens.
+// copies, ahead of the sums and across tiles.
 //   kFp8: sums of 128 columns are the tensor core's own, scaled and added up in FP32.
-//   kBf16, kFp8AsBf16: FP32 sums of the tensor core.
-// FP4 weights are the experts' (grouped_gemm/fp4_multiplier.cuh).
+//   kBf16: FP32 sums of the tensor core.
+// FP4 weights are the experts' (grouped_gemm/fp4_multiplier.cuh), FP8 ones of BF16 activations
+// gemm_widened.cu's.
 #pragma once
 
 #include <cuda_bf16.h>
 
-#include "kernels/gemm/expand.cuh"
 #include "kernels/gemm/weight_tiles.h"
 #include "kernels/gemm/wgmma.cuh"
 #include "kernels/launch.cuh"
@@ -25,12 +24,7 @@ inline constexpr int kLargeRows = 128;    // weight rows of a tile, two row tile
 inline constexpr int kLargeStages = 4;
 inline constexpr int kMathWarpgroups = 2;
 inline constexpr int kMathThreads = 128 * kMathWarpgroups;
-// Where weights are expanded, a warpgroup for each of the two row tiles; else one, of which a
-// thread works.
-constexpr bool ExpandsWeights(TileKind kind) { return kind == TileKind::kFp8AsBf16; }
-constexpr int LargeThreads(TileKind kind) {
-  return kMathThreads + (ExpandsWeights(kind) ? 256 : 128);
-}
+inline constexpr int kLargeThreads = kMathThreads + 128;  // of the last ones one works
 
 // The sums of a thread: of token tile (warpgroup + 2 i), rows and columns as wgmma.cuh lays out.
 using LargeSums = float[2][64];
@@ -49,19 +43,12 @@ struct LargeTile {
 template <TileKind kKind>
 struct LargeRing {
   static constexpr bool kFp8X = kKind == TileKind::kFp8;
-  static constexpr bool kExpands = ExpandsWeights(kKind);
-  static constexpr int kTileBytes = static_cast<int>(TileMatrixBytes(kKind));
-  static constexpr int kStepsPerRaw = 2;
-  static constexpr int kRawStages = kExpands ? 2 : 1;
-  static constexpr int kRawBytes = kExpands ? kTileBytes : 16;
 
   alignas(1024) std::byte x[kLargeStages][kLargeTokens * 128];
   std::byte weights[kLargeStages][kLargeRows * 128];
-  alignas(128) std::byte raw[2][kRawStages][kRawBytes];  // of each row tile
   float x_scales[kFp8X ? kLargeStages : 1][kFp8X ? kLargeTokens : 1];
   float exchanged[2][kFp8X ? kLargeTokens : 1];  // for the other block of a cluster
   uint64_t full[kLargeStages], empty[kLargeStages];
-  uint64_t raw_full[2][kRawStages], raw_empty[2][kRawStages];
   uint64_t exchange[kMathWarpgroups];
 };
 
@@ -79,12 +66,8 @@ class LargeMultiplier {
   __device__ static void Init(Ring& ring) {
     if (threadIdx.x == 0) {
       for (int i = 0; i < kLargeStages; ++i) {
-        BarrierInit(&ring.full[i], Ring::kExpands ? 8 * kWarpArrivals + 1 : 1);
+        BarrierInit(&ring.full[i], 1);
         BarrierInit(&ring.empty[i], kMathThreads / 32 * kWarpArrivals);
-      }
-      for (int i = 0; i < 2 * Ring::kRawStages; ++i) {
-        BarrierInit(&ring.raw_full[0][i], 1);
-        BarrierInit(&ring.raw_empty[0][i], 4 * kWarpArrivals);
       }
       for (uint64_t& exchange : ring.exchange) BarrierInit(&exchange, 1);
       BarrierInitFence();
@@ -94,19 +77,10 @@ class LargeMultiplier {
 
   __device__ void Run() {
     if (threadIdx.x >= kMathThreads) {
-      if constexpr (Ring::kExpands) {
-        GiveRegisters<56>();
-        Expand();
-      } else {
-        GiveRegisters<56>();
-        if (threadIdx.x == kMathThreads) Produce();
-      }
+      GiveRegisters<56>();
+      if (threadIdx.x == kMathThreads) Produce();
     } else {
-      if constexpr (Ring::kExpands) {
-        TakeRegisters<200>();
-      } else {
-        TakeRegisters<224>();
-      }
+      TakeRegisters<224>();
       Multiply();
     }
   }
@@ -117,86 +91,27 @@ class LargeMultiplier {
 
   // One thread.
   __device__ void Produce() {
-    int step = 0;
+    int stage = 0;
+    uint32_t parity = 1;
     for (int i = first_; i < work_.count(); i += stride_) {
       const LargeTile tile = work_.tile(i);
-      for (int k = 0; k < tile.num_steps; ++k, ++step) {
-        const int stage = step % kLargeStages;
-        BarrierWait(&ring_.empty[stage], (step / kLargeStages & 1) ^ 1);
-        FetchX(tile, k, stage, kLargeRows * 128);
-        for (int h = 0; h < 2; ++h) {
-          BulkCopy(ring_.weights[stage] + h * 8192, tile.weights[h] + int64_t{k} * 8192, 8192,
-                   &ring_.full[stage]);
+      const std::byte *x = tile.x, *first = tile.weights[0], *second = tile.weights[1];
+      const float* x_scales = tile.x_scales;
+      const auto bytes = static_cast<uint32_t>(tile.token_tiles) * 8192;
+      const uint32_t scale_bytes = Ring::kFp8X ? static_cast<uint32_t>(tile.token_tiles) * 256 : 0;
+      for (int k = 0; k < tile.num_steps; ++k) {
+        uint64_t* const full = &ring_.full[stage];
+        BarrierWait(&ring_.empty[stage], parity);
+        BarrierExpectBytes(full, bytes + scale_bytes + kLargeRows * 128);
+        BulkCopy(ring_.x[stage], x, bytes, full);
+        BulkCopy(ring_.weights[stage], first, 8192, full);
+        BulkCopy(ring_.weights[stage] + 8192, second, 8192, full);
+        if constexpr (Ring::kFp8X) {
+          BulkCopy(ring_.x_scales[stage], x_scales, scale_bytes, full);
+          x_scales += tile.x_step_bytes / 128;
         }
-      }
-    }
-  }
-
-  __device__ void FetchX(const LargeTile& tile, int k, int stage, uint32_t other_bytes) {
-    const auto bytes = static_cast<uint32_t>(tile.token_tiles) * 8192;
-    const uint32_t scale_bytes = Ring::kFp8X ? static_cast<uint32_t>(tile.token_tiles) * 256 : 0;
-    BarrierExpectBytes(&ring_.full[stage], bytes + scale_bytes + other_bytes);
-    BulkCopy(ring_.x[stage], tile.x + k * tile.x_step_bytes, bytes, &ring_.full[stage]);
-    if constexpr (Ring::kFp8X) {
-      BulkCopy(ring_.x_scales[stage], tile.x_scales + k * (tile.x_step_bytes / 128), scale_bytes,
-               &ring_.full[stage]);
-    }
-  }
-
-  // The weights that are to be expanded, on their way to the ring of them.
-  struct RawCursor {
-    int half;  // which of the row tiles
-    int index;
-    int block, num_blocks;
-    int issued;
-    const std::byte* weights;
-  };
-  __device__ void OpenRaw(RawCursor& c) {
-    if (c.index >= work_.count()) return;
-    const LargeTile tile = work_.tile(c.index);
-    c.weights = c.half == 0 ? tile.weights[0] : tile.weights[1];
-    c.block = 0;
-    c.num_blocks = tile.num_steps / Ring::kStepsPerRaw;
-  }
-  __device__ void FetchRaw(RawCursor& c) {
-    if (c.index >= work_.count()) return;
-    const int slot = c.issued % Ring::kRawStages;
-    BarrierWait(&ring_.raw_empty[c.half][slot], (c.issued / Ring::kRawStages & 1) ^ 1);
-    BarrierExpectBytes(&ring_.raw_full[c.half][slot], Ring::kTileBytes);
-    BulkCopy(ring_.raw[c.half][slot], c.weights + int64_t{c.block} * Ring::kTileBytes,
-             Ring::kTileBytes, &ring_.raw_full[c.half][slot]);
-    ++c.issued;
-    if (++c.block < c.num_blocks) return;
-    c.index += stride_;
-    OpenRaw(c);
-  }
-
-  // A warpgroup for each row tile; its first thread starts the copies of it, one of them x's.
-  __device__ void Expand() {
-    const int half = warpgroup() - kMathWarpgroups;
-    const bool leader = thread() == 0;
-    RawCursor cursor{half, first_, 0, 0, 0, nullptr};
-    if (leader) {
-      OpenRaw(cursor);
-      for (int i = 1; i < Ring::kRawStages; ++i) FetchRaw(cursor);
-    }
-    int step = 0;
-    for (int i = first_; i < work_.count(); i += stride_) {
-      const LargeTile tile = work_.tile(i);
-      for (int k = 0; k < tile.num_steps; ++k, ++step) {
-        const int stage = step % kLargeStages, part = k % Ring::kStepsPerRaw;
-        const int raw = step / Ring::kStepsPerRaw, slot = raw % Ring::kRawStages;
-        if (leader && part == 0) FetchRaw(cursor);
-        BarrierWait(&ring_.empty[stage], (step / kLargeStages & 1) ^ 1);
-        if (leader && half == 0) FetchX(tile, k, stage, 0);
-        __syncwarp();
-        if (part == 0) BarrierWait(&ring_.raw_full[half][slot], raw / Ring::kRawStages & 1);
-        WidenFp8Half(LoadFp8(ring_.raw[half][slot], k % 2, thread()),
-                     SharedAddress(ring_.weights[stage] + half * 8192),
-                     WideScale(Ue8m0Value(tile.scales[0][k / 2])), thread());
-        FenceSharedForWgmma();
-        WarpArrive(&ring_.full[stage]);
-        if (part == Ring::kStepsPerRaw - 1) WarpArrive(&ring_.raw_empty[half][slot]);
+        x += tile.x_step_bytes, first += 8192, second += 8192;
+        if (++stage == kLargeStages) stage = 0, parity ^= 1;
       }
     }
   }

@@ -28,6 +28,14 @@ __device__ inline void QuadTranspose(uint32_t (&v)[4]) {
   }
 }
 
+// Four 8x8 matrices of 16-bit values, transposed; lane l names row l % 8 of matrix l / 8.
+__device__ inline void StoreTransposed(uint32_t address, const uint32_t (&a)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+      : "memory");
+}
+
 __device__ inline float QuadMax(float x) { return WarpMax<4>(x); }
 
 // mirrors: null for none; a constant, so that kernels without them do not ask.

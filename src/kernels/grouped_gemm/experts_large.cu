@@ -13,7 +13,7 @@ namespace fathom::kernels {
 namespace {
 
 using Fp8Ring = LargeRing<TileKind::kFp8>;
-constexpr int kThreads = LargeThreads(TileKind::kFp8);
+constexpr int kThreads = kLargeThreads;
 
 // The tokens of this thread's sums: rows of the tile.
 __device__ int Row(int i, int half) {

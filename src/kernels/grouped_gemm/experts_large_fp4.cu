@@ -16,14 +16,6 @@
 namespace fathom::kernels {
 namespace {
 
-// Four 8x8 matrices of 16-bit values, transposed: StoreMatrices (expand.cuh) otherwise.
-__device__ void StoreTransposed(uint32_t address, const uint32_t (&a)[4]) {
-  asm volatile(
-      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-      "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
-      : "memory");
-}
-
 __device__ int Thread() { return static_cast<int>(threadIdx.x) % 128; }
 __device__ int Group() { return static_cast<int>(threadIdx.x) / 128; }
 __device__ int Warp() { return Thread() / 32; }
