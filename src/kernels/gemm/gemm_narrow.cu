@@ -17,12 +17,22 @@ namespace {
 constexpr int kConsumers = 128;
 constexpr int kThreads = kConsumers + 64;
 
+constexpr ItemShape NarrowShape(int rows) {
+  return {.rows = rows,
+          .tokens = kNarrowTokens,
+          .weight_tiles = 1,
+          .weight_bytes = rows * 128,
+          .step_bytes = 8192,
+          .x_tiles = 1,
+          .stages = rows == 64 ? 6 : 8};
+}
+
 // kRows: of an item.
 template <int kRows>
 class NarrowMultiplier {
  public:
-  using Ring = ItemRing<kNarrowTokens, 1, kRows * 128, 8192, 1, kRows == 64 ? 6 : 8>;
-  using Items = GemmItems<kRows, kNarrowTokens, 1, 8192>;
+  using Ring = ItemRing<NarrowShape(kRows)>;
+  using Items = typename Ring::Items;
   using Sums = float[kRows / 2];
 
   __device__ NarrowMultiplier(Ring& ring, const Items& items) : ring_(ring), items_(items) {}

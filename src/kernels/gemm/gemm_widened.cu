@@ -28,12 +28,19 @@ struct Tile {
   static constexpr int kHalves = kN <= 64 ? 2 : 1;  // of a column block, in a step
   static constexpr int kSteps = kHalves * 4;        // of 16 columns, in a step
   static constexpr int kTokens = kN <= 64 ? 64 : kN;
-  static constexpr int kStages = kN <= 64 ? 6 : kN == 128 ? 8 : 5;
-  static constexpr int kStepBytes = kHalves * 4096;
   static constexpr int kWide = kN <= 128 ? kN : 128;  // tokens of a product
   static constexpr int kProducts = kN / kWide;
-  using Items = GemmItems<kRows, kTokens, kHalves, kStepBytes>;
-  using Ring = ItemRing<kTokens, 2, kStepBytes, kStepBytes, kHalves, kStages>;
+  static constexpr ItemShape kShape{.rows = kRows,
+                                    .tokens = kTokens,
+                                    .weight_tiles = 2,
+                                    .weight_bytes = kHalves * 4096,
+                                    .step_bytes = kHalves * 4096,
+                                    .x_tiles = kHalves,
+                                    .stages = kN <= 64    ? 6
+                                              : kN == 128 ? 8
+                                                          : 5};
+  using Ring = ItemRing<kShape>;
+  using Items = typename Ring::Items;
   struct Shared {
     Ring ring;
     alignas(16) std::byte out[kOutTokens][kOutBytes];
@@ -68,7 +75,7 @@ class WidenedMultiplier {
   __device__ __forceinline__ void Add(const GemmItem& item, Sums& d) {
     ItemScales scales(item);
     int k = 0;
-    for (; k + 4 <= item.num_steps; k += 4) AddSteps<4>(k, scales, d);
+    for (; k + 8 <= item.num_steps; k += 8) AddSteps<8>(k, scales, d);
     for (; k + 2 <= item.num_steps; k += 2) AddSteps<2>(k, scales, d);
     for (; k < item.num_steps; ++k) AddSteps<1>(k, scales, d);
   }
@@ -77,17 +84,22 @@ class WidenedMultiplier {
   template <int kCount>
   __device__ __forceinline__ void AddSteps(int k, ItemScales& scales, Sums& d) {
     Weights a[2];
+    int stages[2];
     Widen(k, scales, a[0]);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       Start(a[i % 2], d);
-      const int stage = at_.index;
+      stages[i % 2] = at_.index;
       at_.Next();
+      if (i > 0) {
+        WgmmaWait<1>();
+        WarpHandBack(&s_.ring.empty[stages[(i - 1) % 2]]);
+      }
       if (i + 1 < kCount) Widen(k + i + 1, scales, a[(i + 1) % 2]);
-      WgmmaWait<0>();
-      for (auto& product : d) ReadyRegisters(product);
-      WarpHandBack(&s_.ring.empty[stage]);
     }
+    WgmmaWait<0>();
+    for (auto& product : d) ReadyRegisters(product);
+    WarpHandBack(&s_.ring.empty[stages[(kCount - 1) % 2]]);
   }
 
   __device__ __forceinline__ void Widen(int k, ItemScales& scales, Weights& a) {

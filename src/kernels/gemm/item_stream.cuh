@@ -17,6 +17,16 @@ namespace fathom::kernels {
 
 inline constexpr int kNearItems = 8;  // tiles of tokens that are computed near each other
 
+// Of an item, and of its steps, which are some columns each: `x_tiles` tiles of 128-byte rows of x.
+struct ItemShape {
+  int rows, tokens;
+  int weight_tiles;  // row tiles, or a part of one
+  int weight_bytes;  // of each in a step
+  int step_bytes;    // from there to the next step's
+  int x_tiles;
+  int stages;
+};
+
 struct ItemGrid {
   int first[kMaxGemmProblems + 1];  // item of each problem
   int token_tiles;
@@ -24,7 +34,6 @@ struct ItemGrid {
   __host__ __device__ int num_items() const { return first[kMaxGemmProblems]; }
 };
 
-// Items of `rows` rows and `tokens` tokens.
 inline ItemGrid MakeItemGrid(const CudaGemmParams& params, int rows, int tokens) {
   ItemGrid grid{.first = {},
                 .token_tiles = static_cast<int>((params.num_tokens + tokens - 1) / tokens)};
@@ -37,7 +46,6 @@ inline ItemGrid MakeItemGrid(const CudaGemmParams& params, int rows, int tokens)
   return grid;
 }
 
-// A step is some columns: `kXTiles` tiles of 128-byte rows of x.
 struct GemmItem {
   const GemmProblem& problem;
   int64_t row, token;
@@ -51,8 +59,8 @@ struct GemmItem {
   uint32_t token_groups;  // of 8 tokens
 };
 
-// Which items are a block's. Weights of a step are kStepBytes of each row tile.
-template <int kRows, int kTokens, int kXTiles, int kStepBytes>
+// Which items are a block's.
+template <ItemShape kShape>
 struct GemmItems {
   const CudaGemmParams& p;
   const ItemGrid& grid;
@@ -76,12 +84,12 @@ struct GemmItems {
       rest = place % (kNearItems * row_blocks);
       width = min(kNearItems, grid.token_tiles - first_tile);
     }
-    const int64_t row = int64_t{rest / width} * kRows;
-    const int64_t token = int64_t{first_tile + rest % width} * kTokens;
+    const int64_t row = int64_t{rest / width} * kShape.rows;
+    const int64_t token = int64_t{first_tile + rest % width} * kShape.tokens;
     const bool fp8 = g.w.kind == TileKind::kFp8;
     const int64_t row_groups = fp8 ? g.x_fp8.row_groups : g.x_bf16.row_groups;
     const int64_t blocks = g.w.col_blocks(), row_tile = row / kTileMatrixRows;
-    const int steps = static_cast<int>(blocks * 8192 / kStepBytes);
+    const int steps = static_cast<int>(blocks * 8192 / kShape.step_bytes);
     const int64_t group = g.groups == 1 ? 0 : row / (g.w.rows / g.groups);
     const auto* x = fp8 ? reinterpret_cast<const std::byte*>(g.x_fp8.codes)
                         : reinterpret_cast<const std::byte*>(g.x_bf16.values);
@@ -91,24 +99,24 @@ struct GemmItems {
             .weights = g.w.tiles + row_tile * blocks * 8192 + row % kTileMatrixRows * 128,
             .second_tile = row_tile + 1 < g.w.row_tiles() ? blocks * 8192 : 0,
             .scales = g.w.scales == nullptr ? nullptr : g.w.scales + row / 128 * blocks,
-            .x = x + (group * steps * kXTiles * row_groups + token / 8) * kTileBytes,
+            .x = x + (group * steps * kShape.x_tiles * row_groups + token / 8) * kTileBytes,
             .x_scales = fp8 ? g.x_fp8.scales + token : nullptr,
             .x_tile_bytes = row_groups * kTileBytes,
             .num_steps = steps,
             .token_groups =
-                static_cast<uint32_t>((min(int64_t{kTokens}, p.num_tokens - token) + 7) / 8)};
+                static_cast<uint32_t>((min(int64_t{kShape.tokens}, p.num_tokens - token) + 7) / 8)};
   }
 };
 
-// kWeightTiles row tiles, or a part of one, of which a step has kWeightBytes; the next step's are
-// kStepBytes further.
-template <int kTokens, int kWeightTiles, int kWeightBytes, int kStepBytes, int kXTiles, int kStages>
+template <ItemShape kShape>
 struct ItemRing {
+  static constexpr int kStages = kShape.stages;
   using Place = RingPlace<kStages>;
+  using Items = GemmItems<kShape>;
 
-  alignas(1024) std::byte x[kStages][kXTiles][kTokens * 128];
-  alignas(1024) std::byte weights[kStages][kWeightTiles][kWeightBytes];
-  float x_scales[kStages][kTokens];
+  alignas(1024) std::byte x[kStages][kShape.x_tiles][kShape.tokens * 128];
+  alignas(1024) std::byte weights[kStages][kShape.weight_tiles][kShape.weight_bytes];
+  float x_scales[kStages][kShape.tokens];
   uint64_t full[kStages], empty[kStages];
 
   // All threads.
@@ -125,7 +133,6 @@ struct ItemRing {
   __device__ void AwaitFull(const Place& at) { BarrierWait(&full[at.index], at.parity); }
 
   // Two warps, behind `consumers` threads.
-  template <typename Items>
   __device__ void Produce(const Items& items, int consumers) {
     const int thread = static_cast<int>(threadIdx.x) - consumers;
     if (thread == 0) ProduceWeights(items);
@@ -138,26 +145,24 @@ struct ItemRing {
  private:
   __device__ void AwaitEmpty(const Place& at) { BarrierWait(&empty[at.index], at.parity ^ 1); }
 
-  template <typename Items>
   __device__ void ProduceWeights(const Items& items) {
     Place at;
     const int count = items.count();
     for (int i = 0; i < count; ++i) {
       const GemmItem item = items(i);
       const std::byte* from = item.weights;
-      for (int k = 0; k < item.num_steps; ++k, from += kStepBytes, at.Next()) {
+      for (int k = 0; k < item.num_steps; ++k, from += kShape.step_bytes, at.Next()) {
         AwaitEmpty(at);
-        BarrierExpectBytes(&full[at.index], kWeightTiles * kWeightBytes);
+        BarrierExpectBytes(&full[at.index], kShape.weight_tiles * kShape.weight_bytes);
 #pragma unroll
-        for (int tile = 0; tile < kWeightTiles; ++tile) {
-          BulkCopy(weights[at.index][tile], from + tile * item.second_tile, kWeightBytes,
+        for (int tile = 0; tile < kShape.weight_tiles; ++tile) {
+          BulkCopy(weights[at.index][tile], from + tile * item.second_tile, kShape.weight_bytes,
                    &full[at.index]);
         }
       }
     }
   }
 
-  template <typename Items>
   __device__ void ProduceX(const Items& items) {
     Place at;
     const int count = items.count();
@@ -169,9 +174,9 @@ struct ItemRing {
       const uint32_t scale_bytes = scales == nullptr ? 0 : item.token_groups * 32;
       for (int k = 0; k < item.num_steps; ++k, at.Next()) {
         AwaitEmpty(at);
-        BarrierExpectBytes(&full[at.index], kXTiles * bytes + scale_bytes);
+        BarrierExpectBytes(&full[at.index], kShape.x_tiles * bytes + scale_bytes);
 #pragma unroll
-        for (int tile = 0; tile < kXTiles; ++tile, from += item.x_tile_bytes) {
+        for (int tile = 0; tile < kShape.x_tiles; ++tile, from += item.x_tile_bytes) {
           BulkCopy(x[at.index][tile], from, bytes, &full[at.index]);
         }
         if (scales == nullptr) continue;
