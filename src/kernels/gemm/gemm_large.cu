@@ -14,27 +14,17 @@ namespace {
 
 using enum TileKind;
 
-constexpr int kNear = 8;  // tiles of tokens that are computed near each other
-
-struct LargeGrid {
-  int first[kMaxGemmProblems + 1];  // tile of each problem
-  int tile_tokens;                  // of a tile, kLargeTokens or half of them
-  int token_tiles;
-
-  __host__ __device__ int num_tiles() const { return first[kMaxGemmProblems]; }
-};
-
-// The problems of one kind.
+// The problems of one kind, in tiles of kLargeTokens or half of them.
 struct LargeProblems {
   CudaGemmParams params;
-  LargeGrid grid;
+  ItemGrid grid;
 };
 
 // kMirrored: y goes to p.mirrors, too.
 template <bool kMirrored>
 struct GemmWork {
   const CudaGemmParams& p;
-  const LargeGrid& grid;
+  const ItemGrid& grid;
 
   struct Place {
     int problem;
@@ -45,13 +35,13 @@ struct GemmWork {
     while (index >= grid.first[problem + 1]) ++problem;
     const int i = index - grid.first[problem];
     const int rows = (grid.first[problem + 1] - grid.first[problem]) / grid.token_tiles;
-    const int near = i / (kNear * rows), rest = i % (kNear * rows);
-    const int width = min(kNear, grid.token_tiles - near * kNear);
+    const int near = i / (kNearItems * rows), rest = i % (kNearItems * rows);
+    const int width = min(kNearItems, grid.token_tiles - near * kNearItems);
     return {problem, int64_t{rest / width} * kLargeRows,
-            int64_t{near * kNear + rest % width} * grid.tile_tokens};
+            int64_t{near * kNearItems + rest % width} * grid.tile_tokens};
   }
 
-  __device__ int count() const { return grid.num_tiles(); }
+  __device__ int count() const { return grid.num_items(); }
 
   __device__ LargeTile tile(int index) const {
     const Place at = Locate(index);
@@ -155,17 +145,11 @@ LargeProblems ProblemsOf(TileKind kind, const CudaGemmParams& all, int tile_toke
   LargeProblems of{
       .params = {.num_tokens = all.num_tokens, .prefill = all.prefill, .mirrors = all.mirrors},
       .grid = {}};
-  of.grid.tile_tokens = tile_tokens;
-  of.grid.token_tiles = static_cast<int>((all.num_tokens + tile_tokens - 1) / tile_tokens);
-  int tiles = 0;
   for (int i = 0; i < all.num_problems; ++i) {
     const GemmProblem& g = all.problems[i];
-    if (g.w.kind != kind) continue;
-    of.grid.first[of.params.num_problems] = tiles;
-    tiles += of.grid.token_tiles * static_cast<int>((g.w.rows + kLargeRows - 1) / kLargeRows);
-    of.params.problems[of.params.num_problems++] = g;
+    if (g.w.kind == kind) of.params.problems[of.params.num_problems++] = g;
   }
-  for (int i = of.params.num_problems; i <= kMaxGemmProblems; ++i) of.grid.first[i] = tiles;
+  of.grid = MakeItemGrid(of.params, kLargeRows, tile_tokens);
   return of;
 }
 
@@ -175,7 +159,7 @@ int NumBlocks(int tiles) { return std::min(tiles, NumMultiprocessors()); }
 // Of a tile with as many columns, measured: of 256 tokens, and of half as many.
 struct TileTime {
   int whole, half;
-  int Of(const LargeGrid& grid) const { return grid.tile_tokens == kLargeTokens ? whole : half; }
+  int Of(const ItemGrid& grid) const { return grid.tile_tokens == kLargeTokens ? whole : half; }
 };
 constexpr TileTime TimeOf(TileKind kind) {
   return kind == kFp8 ? TileTime{10, 6} : TileTime{16, 10};
@@ -190,9 +174,9 @@ struct LargeLaunch {
 
 LargeLaunch One(TileKind kind, const CudaGemmParams& params, int tile_tokens) {
   LargeLaunch l{.first = ProblemsOf(kind, params, tile_tokens)};
-  l.first_blocks = NumBlocks(l.first.grid.num_tiles());
+  l.first_blocks = NumBlocks(l.first.grid.num_items());
   if (l.first_blocks == 0) return l;
-  l.time = TimeOf(kind).Of(l.first.grid) * Rounds(l.first.grid.num_tiles(), l.first_blocks);
+  l.time = TimeOf(kind).Of(l.first.grid) * Rounds(l.first.grid.num_items(), l.first_blocks);
   return l;
 }
 
@@ -200,11 +184,11 @@ LargeLaunch One(TileKind kind, const CudaGemmParams& params, int tile_tokens) {
 LargeLaunch Both(const CudaGemmParams& params, int tile_tokens) {
   LargeLaunch l{.first = ProblemsOf(kFp8, params, tile_tokens),
                 .second = ProblemsOf(kBf16, params, tile_tokens)};
-  const LargeGrid &fp8 = l.first.grid, &bf16 = l.second.grid;
-  const int blocks = NumBlocks(fp8.num_tiles() + bf16.num_tiles());
+  const ItemGrid &fp8 = l.first.grid, &bf16 = l.second.grid;
+  const int blocks = NumBlocks(fp8.num_items() + bf16.num_items());
   for (int i = 1; i < blocks; ++i) {
-    const int time = std::max(TimeOf(kFp8).Of(fp8) * Rounds(fp8.num_tiles(), i),
-                              TimeOf(kBf16).Of(bf16) * Rounds(bf16.num_tiles(), blocks - i));
+    const int time = std::max(TimeOf(kFp8).Of(fp8) * Rounds(fp8.num_items(), i),
+                              TimeOf(kBf16).Of(bf16) * Rounds(bf16.num_items(), blocks - i));
     if (l.first_blocks > 0 && time >= l.time) continue;
     l.first_blocks = i, l.time = time;
   }
@@ -236,7 +220,7 @@ void Run(const CudaGemmParams& params, device::Stream& stream) {
 void RunBoth(const CudaGemmParams& params, device::Stream& stream) {
   CHECK_EQ(params.mirrors.count, 0);
   const LargeLaunch l = Soonest([&](int tokens) { return Both(params, tokens); });
-  const int blocks = NumBlocks(l.first.grid.num_tiles() + l.second.grid.num_tiles());
+  const int blocks = NumBlocks(l.first.grid.num_items() + l.second.grid.num_items());
   LaunchKernel(GemmLargeBothKernel, static_cast<unsigned>(blocks), kLargeThreads, kBothBytes,
                stream, l.first, l.second, l.first_blocks);
 }

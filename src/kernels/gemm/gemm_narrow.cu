@@ -6,7 +6,6 @@
 // find room on a multiprocessor.
 #include <algorithm>
 
-#include "base/check.h"
 #include "kernels/gemm/gemm_large.h"
 #include "kernels/gemm/item_stream.cuh"
 #include "kernels/gemm/wgmma.cuh"

@@ -1,8 +1,11 @@
-// What gemm_narrow.cu and gemm_widened.cu share: items, some weight rows times some tokens, which a
-// block takes one after another, and two warps that stream them through a ring in shared memory,
-// across items: one the weights, which depend on no earlier kernel, the other the activations. (One
-// warp for both had 115 instructions a step, for which the others waited.) All columns are one
-// block's, in order.
+// What gemm_narrow.cu and gemm_widened.cu share: items, some weight rows (weight_tiles.h) times
+// some tokens (tiles.cuh), which a block takes one after another, and two warps that stream them
+// through a ring in shared memory, across items: one the weights, which depend on no earlier
+// kernel, the other the activations. (One warp for both had 115 instructions a step, for which the
+// others waited.) All columns are one block's, in order. A stage is full when both warps' copies
+// are there; each warp of those that multiply hands it back once. These may write when they have
+// seen a full stage: the activations came behind the wait for the predecessor. Device code but for
+// the grid.
 #pragma once
 
 #include <algorithm>
@@ -27,16 +30,19 @@ struct ItemShape {
   int stages;
 };
 
+// The items of a launch, gemm_large.cu's, too.
 struct ItemGrid {
   int first[kMaxGemmProblems + 1];  // item of each problem
   int token_tiles;
+  int tile_tokens;
 
   __host__ __device__ int num_items() const { return first[kMaxGemmProblems]; }
 };
 
 inline ItemGrid MakeItemGrid(const CudaGemmParams& params, int rows, int tokens) {
   ItemGrid grid{.first = {},
-                .token_tiles = static_cast<int>((params.num_tokens + tokens - 1) / tokens)};
+                .token_tiles = static_cast<int>((params.num_tokens + tokens - 1) / tokens),
+                .tile_tokens = tokens};
   int items = 0;
   for (int i = 0; i <= kMaxGemmProblems; ++i) {
     grid.first[i] = items;
@@ -108,6 +114,7 @@ struct GemmItems {
   }
 };
 
+// Of a block, in shared memory.
 template <ItemShape kShape>
 struct ItemRing {
   static constexpr int kStages = kShape.stages;

@@ -75,26 +75,20 @@ __device__ inline uint4 CodeChunk(uint32_t (&codes)[4]) {
           __byte_perm(codes[0], codes[1], 0x7632), __byte_perm(codes[2], codes[3], 0x7632)};
 }
 
-// 16 kChunks columns of a row, rounded to BF16 before, as FP8 codes with one scale. `token` -1:
-// only take part. Values: v[2 j + {0, 1}] are this thread's columns of the j-th eight.
-template <int kChunks>
-__device__ inline void WriteFp8Chunks(const float (&v)[4 * kChunks], float inverse,
-                                      const Fp8Tiles& y, int64_t token, int64_t column,
-                                      const Mirrors* mirrors = nullptr) {
+// 64 columns of a row, rounded to BF16 before, as FP8 codes with one scale. `token` -1: only take
+// part. Values: v[2 j + {0, 1}] are this thread's columns of the j-th eight.
+__device__ inline void WriteFp8Chunks(const float (&v)[16], float inverse, const Fp8Tiles& y,
+                                      int64_t token, int64_t column, const Mirrors* mirrors) {
+  uint32_t codes[4];
 #pragma unroll
-  for (int c = 0; c < kChunks; c += 4) {
-    uint32_t codes[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float* p = v + (c + i) * 4;
-      codes[i] = Fp8Codes(p[0] * inverse, p[1] * inverse, p[2] * inverse, p[3] * inverse);
-    }
-    const uint4 chunk = CodeChunk(codes);
-    if (token >= 0) {
-      const int64_t at = column + (c + threadIdx.x % 4) * 16;
-      StoreMirrored(y.codes + Fp8TileOffset(token, at, y.row_groups), chunk, mirrors);
-    }
+  for (int i = 0; i < 4; ++i) {
+    const float* p = v + i * 4;
+    codes[i] = Fp8Codes(p[0] * inverse, p[1] * inverse, p[2] * inverse, p[3] * inverse);
   }
+  const uint4 chunk = CodeChunk(codes);
+  if (token < 0) return;
+  const int64_t at = column + threadIdx.x % 4 * 16;
+  StoreMirrored(y.codes + Fp8TileOffset(token, at, y.row_groups), chunk, mirrors);
 }
 
 }  // namespace fathom::kernels

@@ -124,7 +124,7 @@ struct GateUpWork : ExpertWork {
     float v[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) v[i] = d[i / 2 * 4 + 2 * half + i % 2];
-    WriteFp8Chunks<4>(v, Ue8m0Inverse(scale), p.t, pair, column, &p.mirrors);
+    WriteFp8Chunks(v, Ue8m0Inverse(scale), p.t, pair, column, &p.mirrors);
     if (pair >= 0 && threadIdx.x % 4 == 0 && rank == 0) {
       StoreMirrored(&p.t.scales[column / 128 * p.t.row_groups * 8 + pair], Ue8m0Value(scale),
                     &p.mirrors);
