@@ -4,6 +4,7 @@
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/output_alone_cuda.h"
 #include "kernels/gemm/output_batch_cuda.h"
+#include "kernels/gemm/output_rows_cuda.h"
 #include "kernels/indexer/indexer_cuda.h"
 #include "kernels/sparse_attention/sparse_attention_cuda.h"
 #include "model/cuda_layers.h"
@@ -231,6 +232,12 @@ class AttentionPass : CudaPass {
            kernels::HaveAloneProducts(part_.wo_a, part_.wo_b);
   }
 
+  // Likewise of some tokens on a rank that has few rows of wo_b.
+  bool HasRowsOutputs() const {
+    return !share_.prefill && ranks_.HaveFewRows() && !ranks_.AddsOutputs(share_) &&
+           kernels::HaveRowsProducts(part_.wo_a, part_.wo_b, share_.batch.num_tokens);
+  }
+
   // wo_a of each group, then wo_b of all groups.
   void OutputProducts() {
     const int tokens = share_.batch.num_tokens;
@@ -254,9 +261,19 @@ class AttentionPass : CudaPass {
           kernels::CudaSumsBatchParams{second.problems[0], tokens, ranks_.BeginSums()});
       return;
     }
-    if (part_.wo_a.rows > 0) operators_.Enqueue(share_, "grouped output product", first);
+    const bool has_rows = HasRowsOutputs();
+    if (has_rows) {
+      operators_.Enqueue(
+          share_, "grouped output product",
+          kernels::CudaGroupedBatchParams{first.problems[0], tokens, ranks_.HaveFewRows()});
+    } else if (part_.wo_a.rows > 0) {
+      operators_.Enqueue(share_, "grouped output product", first);
+    }
     ranks_.CompleteGroups(share_, layer_.idx, grouped);
-    if (adds) {
+    if (has_rows) {
+      operators_.Enqueue(share_, "output product",
+                         kernels::CudaOutputRowsParams{second.problems[0], tokens});
+    } else if (adds) {
       operators_.Enqueue(share_, "output product",
                          kernels::CudaColumnSumsParams{second, ranks_.BeginSums()});
     } else if (part_.wo_b.rows > 0) {

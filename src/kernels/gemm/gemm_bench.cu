@@ -14,6 +14,7 @@
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/output_alone_cuda.h"
 #include "kernels/gemm/output_batch_cuda.h"
+#include "kernels/gemm/output_rows_cuda.h"
 #include "kernels/launch.cuh"
 
 namespace fathom::kernels {
@@ -165,15 +166,46 @@ class Bench {
         Launch(CudaSumsBatchParams{sums, num_tokens, {}}, bench_.stream());
       }
     };
-    const auto time = [&](bool idle, bool resident) {
-      return bench_.Time(kMaxLayers, [&](int i) {
-        if (idle) LaunchKernel(IdleKernel, 1, 32, 0, bench_.stream());
-        launch(layers[static_cast<size_t>(i)], resident);
-      });
+    std::printf("both outputs 1/%d", ranks);
+    PrintOutputs(num_tokens,
+                 [&](int i, bool resident) { launch(layers[static_cast<size_t>(i)], resident); });
+  }
+
+  // The same of one of Pro's eight ranks.
+  void RunOutputRows(int num_tokens) {
+    struct Layer {
+      GemmProblem grouped, rows;
     };
-    std::printf("both outputs 1/%d, %2d tokens: %5.1f %5.1f  resident %5.1f %5.1f\n", ranks,
-                num_tokens, time(false, false), time(true, false) - idle_, time(false, true),
-                time(true, true) - idle_);
+    bench_.Free(3);
+    std::vector<Layer> layers(kMaxLayers);
+    const int64_t groups = PaddedTokens(num_tokens) / 8;
+    const auto weights = [&](TileKind kind, int64_t rows, int64_t cols) {
+      return TiledMatrix{kind, rows, cols, Memory(rows * cols),
+                         reinterpret_cast<uint8_t*>(Memory(rows * cols >> 14))};
+    };
+    for (auto& [grouped, rows] : layers) {
+      grouped.w = weights(TileKind::kFp8AsBf16, 2048, 4096);
+      grouped.groups = 2;
+      grouped.x_bf16 = {reinterpret_cast<__nv_bfloat16*>(x_), groups};
+      grouped.output = GemmOutput::kFp8Tiles;
+      rows.x_fp8 = grouped.y_fp8 = {reinterpret_cast<uint8_t*>(y_),
+                                    reinterpret_cast<float*>(scales_), groups};
+      rows.w = weights(TileKind::kFp8, 896, 16384);
+      rows.y = y_ + (1 << 20), rows.y_stride = 7168;
+    }
+    std::printf("Pro's both outputs 1/8");
+    PrintOutputs(num_tokens, [&](int i, bool resident) {
+      const auto& [grouped, rows] = layers[static_cast<size_t>(i)];
+      if (resident) {
+        Launch(CudaGroupedBatchParams{grouped, num_tokens, true}, bench_.stream());
+        Launch(CudaOutputRowsParams{rows, num_tokens}, bench_.stream());
+        return;
+      }
+      for (const GemmProblem& p : {grouped, rows}) {
+        Launch({.problems = {p}, .num_problems = 1, .num_tokens = num_tokens, .few_rows = true},
+               bench_.stream());
+      }
+    });
   }
 
   void MeasureIdle() {
@@ -182,6 +214,19 @@ class Bench {
   }
 
  private:
+  // launch(layer, resident)
+  template <typename LaunchLayer>
+  void PrintOutputs(int num_tokens, const LaunchLayer& launch) {
+    const auto time = [&](bool idle, bool resident) {
+      return bench_.Time(kMaxLayers, [&](int i) {
+        if (idle) LaunchKernel(IdleKernel, 1, 32, 0, bench_.stream());
+        launch(i, resident);
+      });
+    };
+    std::printf(", %2d tokens: %5.1f %5.1f  resident %5.1f %5.1f\n", num_tokens, time(false, false),
+                time(true, false) - idle_, time(false, true), time(true, true) - idle_);
+  }
+
   std::byte* Memory(int64_t bytes) {
     auto* const words = bench_.Allocate<uint32_t>((bytes + 3) / 4);
     bench_.Fill(words, bytes / 4, 0, MaskedWord{0x3f3f3f3f});
@@ -211,7 +256,10 @@ void Main(int argc, char** argv) {
   if (tokens.empty()) tokens = {1, 8, 32, 64, 128, 256};
   Bench bench(is_prompt);
   bench.MeasureIdle();
-  if (!is_prompt) bench.RunOutputs(2, 1), bench.RunOutputs(4, 1), bench.RunOutputs(4, 12);
+  if (!is_prompt) {
+    bench.RunOutputs(2, 1), bench.RunOutputs(4, 1), bench.RunOutputs(4, 12);
+    for (const int num_tokens : {1, 8, 12}) bench.RunOutputRows(num_tokens);
+  }
   for (const int ranks : {1, 2, 4}) {
     if (is_prompt && ranks > 1) break;
     for (const Product& product : kProducts) {

@@ -9,6 +9,7 @@
 #include "kernels/cuda_testing.h"
 #include "kernels/gemm/output_alone_cuda.h"
 #include "kernels/gemm/output_batch_cuda.h"
+#include "kernels/gemm/output_rows_cuda.h"
 
 namespace fathom::kernels {
 namespace {
@@ -249,6 +250,36 @@ class GemmCudaTest : public CudaTest {
       return Download<uint32_t>(y);
     };
     EXPECT_TRUE(run(true) == run(false)) << rows << " rows, " << tokens << " tokens";
+  }
+
+  // Both of one of Pro's eight ranks.
+  void ExpectSameWhenResidentOfFewRows(int64_t tokens) {
+    constexpr int64_t kRows = 2048, kOutputs = 896;
+    const Problem first =
+        Make({TileKind::kFp8AsBf16, kRows, 4096, 2, GemmOutput::kFp8Tiles}, tokens, 5);
+    const Problem second = Make({TileKind::kFp8, kOutputs, 16384, 1, GemmOutput::kBf16}, tokens, 7);
+    ASSERT_TRUE(HaveRowsProducts(first.gemm.w, second.gemm.w, tokens));
+    const int64_t padded = PaddedTokens(tokens);
+    const auto run = [&](bool resident) {
+      GemmProblem grouped = first.gemm, rows = second.gemm;
+      const device::Buffer codes = Poisoned(padded * kRows), y = Poisoned(tokens * kOutputs * 2);
+      const device::Buffer scales = Poisoned(kRows / 128 * padded * 4);
+      grouped.y_fp8 = {As<uint8_t>(codes), As<float>(scales), padded / 8};
+      rows.y = y.data();
+      if (resident) {
+        const auto count = static_cast<int>(tokens);
+        Launch(CudaGroupedBatchParams{grouped, count, /*few_rows=*/true}, *gpu_stream_);
+        Launch(CudaOutputRowsParams{rows, count}, *gpu_stream_);
+      } else {
+        for (const GemmProblem& p : {grouped, rows}) {
+          Launch({.problems = {p}, .num_problems = 1, .num_tokens = tokens, .few_rows = true},
+                 *gpu_stream_);
+        }
+      }
+      return std::tuple(Download<uint8_t>(codes), Download<uint32_t>(scales),
+                        Download<uint16_t>(y));
+    };
+    EXPECT_TRUE(run(true) == run(false)) << tokens << " tokens";
   }
 
   void Expect(const Case& c, Problem& p, int64_t tokens) {
@@ -564,6 +595,12 @@ TEST_F(GemmCudaTest, ResidentOutputProductsOfTokensGiveTheBitsOfOthers) {
     for (const int64_t rows : Sweep<int64_t>({4096, 2048}, {2048})) {
       ExpectSameWhenResident(rows, tokens);
     }
+  }
+}
+
+TEST_F(GemmCudaTest, ResidentOutputProductsOfFewRowsGiveTheBitsOfOthers) {
+  for (const int64_t tokens : Sweep<int64_t>({1, 2, 7, 8, 9, 15, 16}, {1, 8, 9, 16})) {
+    ExpectSameWhenResidentOfFewRows(tokens);
   }
 }
 

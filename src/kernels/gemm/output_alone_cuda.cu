@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads, kAhead == 4 ? 3 : 2)
   const GemmProblem& p = params.product;
   const auto thread = static_cast<int>(threadIdx.x);
   const int tile = static_cast<int>(blockIdx.x) / kGroupedParts;
-  const int part = static_cast<int>(blockIdx.x) % kGroupedParts, first = FirstBlockOfPart(part);
+  const int part = static_cast<int>(blockIdx.x) % kGroupedParts, first = BlockOfPart<1>(part, 0);
   const auto* const weights = p.w.tiles + int64_t{tile * kGroupedBlocks + first} * kWeightTileBytes;
   const auto fetch = [&](int i) { s.Fetch(i, weights + i * (2 * kWeightTileBytes)); };
   AllowSuccessor();
@@ -42,9 +42,8 @@ __global__ void __launch_bounds__(kThreads, kAhead == 4 ? 3 : 2)
     __syncwarp();
     if (lane() < kOnTheirWay) fetch(lane());
   }
-  const uint8_t* const scales = p.w.scales + tile / 2 * kGroupedBlocks + first;
   __nv_bfloat162 scale[kBlocks];
-  LoadWideScales(scales, scale);
+  LoadWideScales<1>(p.w.scales + tile / 2 * kGroupedBlocks, part, scale);
   // A thread's 16 bytes of the activations: of a column block, which are two tiles.
   const int group = tile / (static_cast<int>(p.w.rows) / kTileMatrixRows / p.groups);
   const int block = group * kGroupedBlocks + first + thread / 16 * 2;
@@ -66,13 +65,13 @@ __global__ void __launch_bounds__(kThreads, kAhead == 4 ? 3 : 2)
   FenceSharedForWgmma();
   __syncthreads();
   const uint64_t b = TokenDescriptor(s.x);
-  float d[4] = {};
+  float d[1][4] = {};
   MultiplyWidened(s, scale, a, [&](int i, int q) { return b + i * 16 + q * 2; }, d);
   if (lane() % 4 != 0) return;
   float* const y =
       params.parts + part * p.w.rows + tile * kTileMatrixRows + warp() * 16 + lane() / 4;
-  y[0] = d[0];
-  y[8] = d[2];
+  y[0] = d[0][0];
+  y[8] = d[0][2];
 }
 
 // Of the second product, for a block that has kParts parts of the columns. Two parts come through

@@ -31,15 +31,16 @@ struct BatchShared : WeightPlaces<kBlocks> {
 };
 
 struct GroupedShared : BatchShared {
-  alignas(1024) std::byte x[2 * kBlocks][kXTileBytes];
   alignas(16) float inbox[2][kGroupedParts][128];  // of this block's tokens
 };
 
 // A cluster has two row tiles, a block for each and each part of the columns. Of eight blocks the
-// one of rank t % 8 finishes token t.
+// one of rank t % 8 finishes token t. Activations come to where the first weights were.
+template <int kChains>
 __global__ void __launch_bounds__(kThreads, 2)
     GroupedBatchKernel(const __grid_constant__ CudaGroupedBatchParams params) {
   constexpr int kAhead = 4;  // column blocks that are widened before there are activations
+  static_assert(2 * kBlocks * kXTileBytes <= kAhead * kWeightTileBytes);
   extern __shared__ __align__(1024) std::byte memory[];
   auto& s = *reinterpret_cast<GroupedShared*>(memory);
   const GemmProblem& p = params.product;
@@ -47,19 +48,18 @@ __global__ void __launch_bounds__(kThreads, 2)
   const auto rank = static_cast<int>(ClusterRank());
   const int half = rank / kGroupedParts, part = rank % kGroupedParts;
   const int pair = static_cast<int>(blockIdx.x) / kGroupedCluster, tile = 2 * pair + half;
-  const int first = FirstBlockOfPart(part);
   AllowSuccessor();
   if (warp() == 0) {
     const int mine = (num_tokens - rank + kGroupedCluster - 1) / kGroupedCluster;
     s.Init(static_cast<uint32_t>(mine) * sizeof(s.inbox[0]));
     if (lane() < kBlocks) {
       s.Fetch(lane(),
-              p.w.tiles + int64_t{tile * kGroupedBlocks + first + 2 * lane()} * kWeightTileBytes);
+              p.w.tiles + int64_t{tile * kGroupedBlocks + BlockOfPart<kChains>(part, lane())} *
+                              kWeightTileBytes);
     }
   }
-  const uint8_t* const scales = p.w.scales + pair * kGroupedBlocks + first;
   __nv_bfloat162 scale[kBlocks];
-  LoadWideScales(scales, scale);
+  LoadWideScales<kChains>(p.w.scales + pair * kGroupedBlocks, part, scale);
   const int group = tile / (static_cast<int>(p.w.rows) / kTileMatrixRows / p.groups);
   __syncthreads();
   ClusterArrive();
@@ -69,26 +69,32 @@ __global__ void __launch_bounds__(kThreads, 2)
     BarrierWait(&s.landed[i], 0);
     WidenTile(s.weights[i], scale[i], a[i]);
   }
+  FenceSharedForWgmma();
+  __syncthreads();
   WaitForPredecessor();
   if (warp() == 0) {
     const uint32_t bytes = static_cast<uint32_t>(num_tokens) * 128;
     if (lane() == 0) BarrierExpectBytes(&s.full, 2 * kBlocks * bytes);
     __syncwarp();
     if (lane() < 2 * kBlocks) {
-      const int64_t x_tile = 2 * (group * kGroupedBlocks + first + lane() / 2 * 2) + lane() % 2;
-      BulkCopyTo(SharedAddress(s.x[lane()]),
+      const int block = group * kGroupedBlocks + BlockOfPart<kChains>(part, lane() / 2);
+      const int64_t x_tile = 2 * block + lane() % 2;
+      BulkCopyTo(SharedAddress(s.weights) + static_cast<uint32_t>(lane() * kXTileBytes),
                  reinterpret_cast<const std::byte*>(p.x_bf16.values) +
                      x_tile * p.x_bf16.row_groups * kTileBytes,
                  bytes, &s.full);
     }
   }
   BarrierWait(&s.full, 0);
-  const uint64_t b = SmemDescriptor(__shfl_sync(0xffffffffu, SharedAddress(s.x), 0));
+  const uint64_t b = SmemDescriptor(__shfl_sync(0xffffffffu, SharedAddress(s.weights), 0));
   const auto b_of = [&](int i, int q) {
     return b + (2 * i + q / 4) * (kXTileBytes / 16) + q % 4 * 2;
   };
-  float d[kTokens / 2] = {};
-  MultiplyWidened(s, scale, a, b_of, d);
+  float chains[kChains][kTokens / 2] = {};
+  MultiplyWidened(s, scale, a, b_of, chains);
+  float (&d)[kTokens / 2] = chains[0];
+#pragma unroll
+  for (int i = 0; kChains == 2 && i < kTokens / 2; ++i) d[i] += chains[kChains - 1][i];
   ClusterWait();
   const int row = half * 64 + warp() * 16 + lane() / 4;
 #pragma unroll
@@ -237,7 +243,7 @@ bool HaveBatchProducts(const TiledMatrix& grouped, const TiledMatrix& sums, int6
 
 void Launch(const CudaGroupedBatchParams& params, device::Stream& stream) {
   CHECK(params.product.output == GemmOutput::kFp8Tiles);
-  LaunchClusters(GroupedBatchKernel,
+  LaunchClusters(params.few_rows ? GroupedBatchKernel<2> : GroupedBatchKernel<1>,
                  static_cast<unsigned>(params.product.w.row_tiles() * kGroupedParts),
                  kGroupedCluster, kThreads, sizeof(GroupedShared), stream, params);
 }

@@ -1,6 +1,7 @@
 // As output_alone_cuda.h, of 9 to 16 tokens on one of four ranks. FP8 passes between the products,
 // as all blocks' reading FP32 sums of so many tokens would take longer than to add them up in
-// clusters.
+// clusters. The first one is also that of up to 16 tokens on ranks of few rows
+// (output_rows_cuda.h).
 #pragma once
 
 #include "kernels/gemm/gemm_cuda.h"
@@ -11,6 +12,7 @@ namespace fathom::kernels {
 struct CudaGroupedBatchParams {
   GemmProblem product;  // kFp8Tiles
   int num_tokens = 0;
+  bool few_rows = false;  // CudaGemmParams': the order of the sums
 };
 struct CudaSumsBatchParams {
   GemmProblem product;  // kF32

@@ -17,11 +17,16 @@ namespace fathom::kernels {
 inline constexpr int kResidentThreads = 128;  // that multiply, a warpgroup
 inline constexpr int kResidentBlocks = 8;     // column blocks, of one chain of sums
 inline constexpr int kWeightTileBytes = TileMatrixBytes(TileKind::kFp8);  // as of kFp8AsBf16
-// The first product's columns are four parts, of two halves each every other column block, as
-// weight_stream.cuh gives them to pairs of warpgroups.
+// The first product's columns are four parts. Of two halves of the columns each has every other
+// column block, as weight_stream.cuh gives them to pairs of warpgroups; where a rank has few rows a
+// part is a quarter of the columns, and has one chain of sums after the other for the two pairs.
 inline constexpr int kGroupedBlocks = kGroupedParts * kResidentBlocks;  // of a row
-__device__ inline int FirstBlockOfPart(int part) {
-  return part / 2 * (2 * kResidentBlocks) + part % 2;
+// The i-th column block of a part of so many chains.
+template <int kChains>
+__device__ __forceinline__ int BlockOfPart(int part, int i) {
+  if (kChains == 1) return part / 2 * (2 * kResidentBlocks) + part % 2 + 2 * i;
+  constexpr int kEach = kResidentBlocks / 2;
+  return part * kResidentBlocks + i / kEach + i % kEach * 2;
 }
 
 // scales: of a row tile's first column block here.
@@ -30,11 +35,14 @@ __device__ __forceinline__ void LoadScales(const uint8_t* scales, float (&scale)
 #pragma unroll
   for (int i = 0; i < kCount; ++i) scale[i] = Ue8m0Value(scales[i]);
 }
-// scales: of a part's first column block.
-__device__ __forceinline__ void LoadWideScales(const uint8_t* scales,
+// scales: of a row tile's column blocks.
+template <int kChains>
+__device__ __forceinline__ void LoadWideScales(const uint8_t* scales, int part,
                                                __nv_bfloat162 (&scale)[kResidentBlocks]) {
 #pragma unroll
-  for (int i = 0; i < kResidentBlocks; ++i) scale[i] = WideScale(Ue8m0Value(scales[2 * i]));
+  for (int i = 0; i < kResidentBlocks; ++i) {
+    scale[i] = WideScale(Ue8m0Value(scales[BlockOfPart<kChains>(part, i)]));
+  }
 }
 
 template <int kPlaces>
@@ -55,13 +63,13 @@ struct WeightPlaces {
   }
 };
 
-// The first product's chain of a part's column blocks. a: the first kAhead of them widened, whose
+// The first product's chains of a part's column blocks. a: the first kAhead of them widened, whose
 // places the others take in turn. b(i, q): the activations of 16 columns of the i-th one.
-template <int kAhead, int kSums, typename Activations>
+template <int kAhead, int kChains, int kSums, typename Activations>
 __device__ __forceinline__ void MultiplyWidened(WeightPlaces<kResidentBlocks>& s,
                                                 const __nv_bfloat162 (&scale)[kResidentBlocks],
                                                 uint32_t (&a)[kAhead][8][4], const Activations& b,
-                                                float (&d)[kSums]) {
+                                                float (&d)[kChains][kSums]) {
 #pragma unroll
   for (int i = 0; i < kResidentBlocks; ++i) {
     if (i >= kAhead) {
@@ -72,12 +80,14 @@ __device__ __forceinline__ void MultiplyWidened(WeightPlaces<kResidentBlocks>& s
     WgmmaFence();
 #pragma unroll
     for (int q = 0; q < 8; ++q) {
-      Wgmma<WgmmaType::kBf16, 2 * kSums>::FromRegisters(d, a[i % kAhead][q], b(i, q), 1);
+      Wgmma<WgmmaType::kBf16, 2 * kSums>::FromRegisters(d[i / (kResidentBlocks / kChains)],
+                                                        a[i % kAhead][q], b(i, q), 1);
     }
     WgmmaCommit();
   }
   WgmmaWait<0>();
-  ReadyRegisters(d);
+#pragma unroll
+  for (float (&chain)[kSums] : d) ReadyRegisters(chain);
 }
 
 // One token's products of a block's column blocks, which have landed: a sum of each, or one of all.
