@@ -252,9 +252,9 @@ class GemmCudaTest : public CudaTest {
     EXPECT_TRUE(run(true) == run(false)) << rows << " rows, " << tokens << " tokens";
   }
 
-  // Both of one of Pro's eight ranks.
+  // Both of one of Pro's eight ranks, a quarter of the rows of each.
   void ExpectSameWhenResidentOfFewRows(int64_t tokens) {
-    constexpr int64_t kRows = 2048, kOutputs = 896;
+    constexpr int64_t kRows = 512, kOutputs = 192;
     const Problem first =
         Make({TileKind::kFp8AsBf16, kRows, 4096, 2, GemmOutput::kFp8Tiles}, tokens, 5);
     const Problem second = Make({TileKind::kFp8, kOutputs, 16384, 1, GemmOutput::kBf16}, tokens, 7);
@@ -599,7 +599,7 @@ TEST_F(GemmCudaTest, ResidentOutputProductsOfTokensGiveTheBitsOfOthers) {
 }
 
 TEST_F(GemmCudaTest, ResidentOutputProductsOfFewRowsGiveTheBitsOfOthers) {
-  for (const int64_t tokens : Sweep<int64_t>({1, 2, 7, 8, 9, 15, 16}, {1, 8, 9, 16})) {
+  for (const int64_t tokens : Sweep<int64_t>({1, 2, 7, 8, 9, 15, 16}, {8, 9})) {
     ExpectSameWhenResidentOfFewRows(tokens);
   }
 }

@@ -369,8 +369,8 @@ class Fp4Multiplier {
 
   // Two products, a column block at a time. Both are begun together, as each beginning waits for
   // the warpgroup's four warps; meanwhile the other warpgroup expands. The next block's codes are
-  // loaded while the second product is under way. Other orders take longer
-  // (docs/performance/prefill.md).
+  // loaded while the second product is under way, the tokens' scales before products take shared
+  // memory. Other orders take longer (docs/performance/prefill.md).
   template <int kTokens>
   __device__ __forceinline__ void AddTwo(float (&d)[2][kTokens / 2]) {
     Codes codes;
@@ -378,13 +378,13 @@ class Fp4Multiplier {
     for (int left = work_.num_steps();; --left) {
       float products[2][kTokens / 2];
       float2 scales[kTokens / 8];
+      LoadScales<0>(scales);
       uint32_t first[4][4], second[4][4];
       Expand(codes, 0, first);
       Expand(codes, 1, second);
       __syncwarp();
       Start<kTokens, 0>(first, products[0]);
       Start<kTokens, 0>(second, products[1]);
-      LoadScales<0>(scales);
       WgmmaWait<1>();
       Add<0>(products[0], scales, d[0]);
       const int last = stage_;
