@@ -257,7 +257,8 @@ void Main(int argc, char** argv) {
   Bench bench(is_prompt);
   bench.MeasureIdle();
   if (!is_prompt) {
-    bench.RunOutputs(2, 1), bench.RunOutputs(4, 1), bench.RunOutputs(4, 12);
+    bench.RunOutputs(2, 1);
+    for (const int num_tokens : {1, 8, 12}) bench.RunOutputs(4, num_tokens);
     for (const int num_tokens : {1, 8, 12}) bench.RunOutputRows(num_tokens);
   }
   for (const int ranks : {1, 2, 4}) {

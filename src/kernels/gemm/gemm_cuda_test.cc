@@ -225,8 +225,7 @@ class GemmCudaTest : public CudaTest {
     sums.w.cols = rows;
     sums.w.matrix_cols = 8192;
     const bool is_batch = HaveBatchProducts(grouped.w, sums.w, tokens);
-    ASSERT_TRUE(HaveAloneProducts(grouped.w, sums.w));
-    if (!is_batch && tokens > 1) return;  // there is no kernel
+    ASSERT_TRUE(is_batch || (tokens == 1 && HaveAloneProducts(grouped.w, sums.w)));
     const int64_t padded = PaddedTokens(tokens);
     const auto run = [&](bool resident) {
       const device::Buffer codes = Poisoned(padded * rows), y = Poisoned(tokens * kOutputs * 4);
@@ -591,10 +590,8 @@ TEST_F(GemmCudaTest, ResidentOutputProductsOfOneTokenGiveTheBitsOfOthers) {
   for (const int64_t rows : {4096, 2048}) ExpectSameWhenResident(rows, 1);
 }
 TEST_F(GemmCudaTest, ResidentOutputProductsOfTokensGiveTheBitsOfOthers) {
-  for (const int64_t tokens : Sweep<int64_t>({9, 12, 16}, {12})) {
-    for (const int64_t rows : Sweep<int64_t>({4096, 2048}, {2048})) {
-      ExpectSameWhenResident(rows, tokens);
-    }
+  for (const int64_t tokens : Sweep<int64_t>({2, 8, 9, 16}, {8, 12})) {
+    ExpectSameWhenResident(2048, tokens);
   }
 }
 

@@ -11,7 +11,7 @@ namespace {
 constexpr int kThreads = kResidentThreads, kBlocks = kResidentBlocks;
 constexpr int kWarps = kThreads / 32;
 constexpr int kTokens = 16;
-constexpr int kXTileBytes = kTokens * 128;
+constexpr int kXTileBytes = kTokens * 128;          // of the first product
 constexpr int kGroupedCluster = 2 * kGroupedParts;  // blocks
 
 __device__ int lane() { return static_cast<int>(threadIdx.x % 32); }
@@ -93,8 +93,10 @@ __global__ void __launch_bounds__(kThreads, 2)
   float chains[kChains][kTokens / 2] = {};
   MultiplyWidened(s, scale, a, b_of, chains);
   float (&d)[kTokens / 2] = chains[0];
+  if constexpr (kChains == 2) {
 #pragma unroll
-  for (int i = 0; kChains == 2 && i < kTokens / 2; ++i) d[i] += chains[kChains - 1][i];
+    for (int i = 0; i < kTokens / 2; ++i) d[i] += chains[1][i];
+  }
   ClusterWait();
   const int row = half * 64 + warp() * 16 + lane() / 4;
 #pragma unroll
@@ -121,18 +123,32 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (lane() == 0) y.scales[pair * y.row_groups * 8 + token] = Ue8m0Value(fp8.scale);
 }
 
+template <int kN>
 struct SumsShared : BatchShared {
-  alignas(1024) std::byte x[kBlocks][kXTileBytes];
-  alignas(16) float x_scales[kBlocks][kTokens];
-  alignas(16) float4 inbox[2][kThreads];  // the first block's sums, as its threads have them
-  float sums[kTokens][kTileMatrixRows + 2];
+  alignas(1024) std::byte x[kBlocks][kN * 128];
+  alignas(16) float x_scales[kBlocks][kN];
+  alignas(16) float4 inbox[kN / 8][kThreads];  // the first block's sums, as its threads have them
+  float sums[kN][kTileMatrixRows + 2];
+
+  // d += these.
+  __device__ void AddInbox(float (&d)[kN / 2]) {
+    BarrierWaitCluster(&inbox_full, 0);
+#pragma unroll
+    for (int i = 0; i < kN / 8; ++i) {
+      const float4 v = inbox[i][threadIdx.x];
+      d[4 * i] += v.x, d[4 * i + 1] += v.y, d[4 * i + 2] += v.z, d[4 * i + 3] += v.w;
+    }
+  }
 };
 
-// A cluster of two blocks has a row tile. The second one's sums go on from the first one's.
+// A cluster of two blocks has a row tile. Of up to eight tokens each has a part of the columns; of
+// more both have one, in which the second one's sums go on from the first one's.
+template <int kN>
 __global__ void __launch_bounds__(kThreads, 2)
     SumsBatchKernel(const __grid_constant__ CudaSumsBatchParams params) {
+  constexpr bool kGoesOn = kN > 8;
   extern __shared__ __align__(1024) std::byte memory[];
-  auto& s = *reinterpret_cast<SumsShared*>(memory);
+  auto& s = *reinterpret_cast<SumsShared<kN>*>(memory);
   const GemmProblem& p = params.product;
   const int num_tokens = params.num_tokens;
   const auto rank = static_cast<int>(ClusterRank());
@@ -168,7 +184,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   BarrierWait(&s.full, 0);
   const uint64_t b = SmemDescriptor(__shfl_sync(0xffffffffu, SharedAddress(s.x), 0));
-  float product[kBlocks][kTokens / 2];
+  float product[kBlocks][kN / 2];
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) {
     BarrierWait(&s.landed[i], 0);
@@ -176,27 +192,20 @@ __global__ void __launch_bounds__(kThreads, 2)
     WgmmaFence();
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
-      Wgmma<WgmmaType::kE4m3, kTokens>::FromSmem(product[i], a + 2 * q,
-                                                 b + i * (kXTileBytes / 16) + q * 2, q != 0);
+      Wgmma<WgmmaType::kE4m3, kN>::FromSmem(product[i], a + 2 * q, b + i * (kN * 8) + q * 2,
+                                            q != 0);
     }
   }
   WgmmaCommit();
   WgmmaWait<0>();
   ClusterWait();
-  float d[kTokens / 2] = {};
-  if (rank != 0) {
-    BarrierWaitCluster(&s.inbox_full, 0);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float4 v = s.inbox[i][threadIdx.x];
-      d[4 * i] = v.x, d[4 * i + 1] = v.y, d[4 * i + 2] = v.z, d[4 * i + 3] = v.w;
-    }
-  }
+  float d[kN / 2] = {};
+  if (kGoesOn && rank != 0) s.AddInbox(d);
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) {
     ReadyRegisters(product[i]);
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
+    for (int j = 0; j < kN / 8; ++j) {
       const float2 x = *reinterpret_cast<const float2*>(&s.x_scales[i][8 * j + lane() % 4 * 2]);
       const float2 v{scale[i] * x.x, scale[i] * x.y};
       d[4 * j] += product[i][4 * j] * v.x;
@@ -208,15 +217,16 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (rank == 0) {
     const uint32_t barrier = AddressInBlock(&s.inbox_full, 1);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kN / 8; ++i) {
       SendInCluster(AddressInBlock(&s.inbox[i][threadIdx.x], 1),
                     float4{d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]}, barrier);
     }
     return;
   }
+  if (!kGoesOn) s.AddInbox(d);
   const int row = warp() * 16 + lane() / 4;
 #pragma unroll
-  for (int j = 0; j < 2; ++j) {
+  for (int j = 0; j < kN / 8; ++j) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       float* const sums = s.sums[8 * j + lane() % 4 * 2 + e];
@@ -237,8 +247,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 }  // namespace
 
 bool HaveBatchProducts(const TiledMatrix& grouped, const TiledMatrix& sums, int64_t num_tokens) {
-  return HaveAloneProducts(grouped, sums) && 4 * sums.cols == sums.matrix_cols &&
-         num_tokens > kTokens / 2 && num_tokens <= kTokens;
+  return HaveAloneProducts(grouped, sums) && 4 * sums.cols == sums.matrix_cols && num_tokens > 1 &&
+         num_tokens <= kTokens;
 }
 
 void Launch(const CudaGroupedBatchParams& params, device::Stream& stream) {
@@ -249,8 +259,12 @@ void Launch(const CudaGroupedBatchParams& params, device::Stream& stream) {
 }
 void Launch(const CudaSumsBatchParams& params, device::Stream& stream) {
   CHECK(params.product.output == GemmOutput::kF32);
-  LaunchClusters(SumsBatchKernel, static_cast<unsigned>(2 * params.product.w.row_tiles()), 2,
-                 kThreads, sizeof(SumsShared), stream, params);
+  const auto launch = [&](auto kernel, size_t shared_bytes) {
+    LaunchClusters(kernel, static_cast<unsigned>(2 * params.product.w.row_tiles()), 2, kThreads,
+                   shared_bytes, stream, params);
+  };
+  params.num_tokens <= 8 ? launch(SumsBatchKernel<8>, sizeof(SumsShared<8>))
+                         : launch(SumsBatchKernel<16>, sizeof(SumsShared<16>));
 }
 
 }  // namespace fathom::kernels

@@ -1,4 +1,4 @@
-// As output_alone_cuda.h, of 9 to 16 tokens on one of four ranks. FP8 passes between the products,
+// As output_alone_cuda.h, of 2 to 16 tokens on one of four ranks. FP8 passes between the products,
 // as all blocks' reading FP32 sums of so many tokens would take longer than to add them up in
 // clusters. The first one is also that of up to 16 tokens on ranks of few rows
 // (output_rows_cuda.h).

@@ -1,7 +1,8 @@
-// Time of the routed FP4 experts of a prompt's step at V4 Flash's shapes, all of which have the
-// same number of tokens: microseconds of both products, beside the time of their bytes (4.55 TB/s)
-// and of their arithmetic (1,320 TFLOP/s). The shared expert's launches, of 64 tokens, are in it.
-// `experts_bench [ranks [tokens of an expert ...]]`.
+// Time of the routed FP4 experts of a prompt's step at V4 Flash's shapes, as one of some tensor
+// ranks has them: microseconds of both products, beside the time of their bytes (4.55 TB/s) and of
+// their arithmetic (1,320 TFLOP/s). Experts have equal numbers of tokens (shape 0), or such as
+// differ by half of their mean (4) or by all of it (1). The shared expert's launches, of 64 tokens,
+// are in it. `experts_bench [ranks [tokens of an expert ...]]`.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -150,7 +151,7 @@ class ExpertsBench {
 };
 
 void Main(int argc, char** argv) {
-  ExpertsBench bench(argc > 1 ? std::atoi(argv[1]) : 1);
+  ExpertsBench bench(argc > 1 ? std::max(1, std::atoi(argv[1])) : 1);
   std::vector<int> tokens;
   for (int i = 2; i < argc; ++i) tokens.push_back(std::atoi(argv[i]));
   if (tokens.empty()) tokens = {8, 16, 32, 48, 64, 80, 96, 128, 192, 256};
