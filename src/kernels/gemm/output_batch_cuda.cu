@@ -185,35 +185,12 @@ __global__ void __launch_bounds__(kThreads, 2)
   BarrierWait(&s.full, 0);
   const uint64_t b = SmemDescriptor(__shfl_sync(0xffffffffu, SharedAddress(s.x), 0));
   float product[kBlocks][kN / 2];
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-    BarrierWait(&s.landed[i], 0);
-    const uint64_t a = SmemDescriptor(SharedAddress(s.weights[i]));
-    WgmmaFence();
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      Wgmma<WgmmaType::kE4m3, kN>::FromSmem(product[i], a + 2 * q, b + i * (kN * 8) + q * 2,
-                                            q != 0);
-    }
-  }
-  WgmmaCommit();
+  MultiplyTokens<kN>(s, 0, b, product);
   WgmmaWait<0>();
   ClusterWait();
   float d[kN / 2] = {};
   if (kGoesOn && rank != 0) s.AddInbox(d);
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-    ReadyRegisters(product[i]);
-#pragma unroll
-    for (int j = 0; j < kN / 8; ++j) {
-      const float2 x = *reinterpret_cast<const float2*>(&s.x_scales[i][8 * j + lane() % 4 * 2]);
-      const float2 v{scale[i] * x.x, scale[i] * x.y};
-      d[4 * j] += product[i][4 * j] * v.x;
-      d[4 * j + 1] += product[i][4 * j + 1] * v.y;
-      d[4 * j + 2] += product[i][4 * j + 2] * v.x;
-      d[4 * j + 3] += product[i][4 * j + 3] * v.y;
-    }
-  }
+  AddTokens<kN>(product, 0, scale, s.x_scales, d);
   if (rank == 0) {
     const uint32_t barrier = AddressInBlock(&s.inbox_full, 1);
 #pragma unroll

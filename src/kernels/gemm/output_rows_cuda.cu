@@ -107,34 +107,9 @@ class OutputRows {
   __device__ __forceinline__ void AddTiles(int first, uint64_t b, const float (&scale)[kTiles],
                                            float (&d)[kN / 2]) const {
     float product[kTogether][kN / 2];
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const int tile = first + i;
-      BarrierWait(&s_.landed[tile], 0);
-      const uint64_t a = SmemDescriptor(SharedAddress(s_.weights[tile]));
-      WgmmaFence();
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        Wgmma<WgmmaType::kE4m3, kN>::FromSmem(product[i], a + 2 * q, b + tile * (kN * 8) + q * 2,
-                                              q != 0);
-      }
-    }
-    WgmmaCommit();
+    MultiplyTokens<kN>(s_, first, b, product);
     WgmmaWait<0>();
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const int tile = first + i;
-      ReadyRegisters(product[i]);
-#pragma unroll
-      for (int j = 0; j < kN / 8; ++j) {
-        const float2 x = *reinterpret_cast<const float2*>(&s_.x_scales[tile][8 * j + Token()]);
-        const float2 v{scale[tile] * x.x, scale[tile] * x.y};
-        d[4 * j] += product[i][4 * j] * v.x;
-        d[4 * j + 1] += product[i][4 * j + 1] * v.y;
-        d[4 * j + 2] += product[i][4 * j + 2] * v.x;
-        d[4 * j + 3] += product[i][4 * j + 3] * v.y;
-      }
-    }
+    AddTokens<kN>(product, first, scale, s_.x_scales, d);
   }
 
   // The first of this thread's tokens of eight.

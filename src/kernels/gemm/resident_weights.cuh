@@ -127,6 +127,47 @@ MultiplyLandedFp8(const std::byte (&weights)[kResidentBlocks][kWeightTileBytes],
   return d;
 }
 
+// Begins the FP8 products of up to kN tokens with column blocks from `first` on, as these land. b:
+// the tokens' column blocks, one after the other.
+template <int kN, int kCount, int kPlaces>
+__device__ __forceinline__ void MultiplyTokens(WeightPlaces<kPlaces>& s, int first, uint64_t b,
+                                               float (&product)[kCount][kN / 2]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int tile = first + i;
+    BarrierWait(&s.landed[tile], 0);
+    const uint64_t a = SmemDescriptor(SharedAddress(s.weights[tile]));
+    WgmmaFence();
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      Wgmma<WgmmaType::kE4m3, kN>::FromSmem(product[i], a + 2 * q, b + tile * (kN * 8) + q * 2,
+                                            q != 0);
+    }
+  }
+  WgmmaCommit();
+}
+// When these have ended: d += they, scaled, a chain. scale, x_scales: of all of the block's column
+// blocks.
+template <int kN, int kCount, int kAll>
+__device__ __forceinline__ void AddTokens(float (&product)[kCount][kN / 2], int first,
+                                          const float (&scale)[kAll],
+                                          const float (&x_scales)[kAll][kN], float (&d)[kN / 2]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    ReadyRegisters(product[i]);
+#pragma unroll
+    for (int j = 0; j < kN / 8; ++j) {
+      const float2 x = *reinterpret_cast<const float2*>(
+          &x_scales[first + i][8 * j + static_cast<int>(threadIdx.x % 32) % 4 * 2]);
+      const float2 v{scale[first + i] * x.x, scale[first + i] * x.y};
+      d[4 * j] += product[i][4 * j] * v.x;
+      d[4 * j + 1] += product[i][4 * j + 1] * v.y;
+      d[4 * j + 2] += product[i][4 * j + 2] * v.x;
+      d[4 * j + 3] += product[i][4 * j + 3] * v.y;
+    }
+  }
+}
+
 // One token's rows of a tile as BF16, or as words with the number. d: of rows lane / 4 of the
 // warp's 16, and of the eighth after it, in lanes 0, 4, ….
 __device__ inline void StoreRowTile(const GemmProblem& p, int tile, float2 d, uint32_t number) {
