@@ -257,7 +257,7 @@ void Main(int argc, char** argv) {
   Bench bench(is_prompt);
   bench.MeasureIdle();
   if (!is_prompt) {
-    bench.RunOutputs(2, 1);
+    for (const int num_tokens : {1, 8}) bench.RunOutputs(2, num_tokens);
     for (const int num_tokens : {1, 8, 12}) bench.RunOutputs(4, num_tokens);
     for (const int num_tokens : {1, 8, 12}) bench.RunOutputRows(num_tokens);
   }

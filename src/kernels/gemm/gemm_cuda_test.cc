@@ -593,6 +593,7 @@ TEST_F(GemmCudaTest, ResidentOutputProductsOfOneTokenGiveTheBitsOfOthers) {
 TEST_F(GemmCudaTest, ResidentOutputProductsOfTokensGiveTheBitsOfOthers) {
   for (const int64_t tokens : Sweep<int64_t>({2, 8, 9, 16}, {8, 12})) {
     ExpectSameWhenResident(2048, tokens);
+    if (tokens <= 8) ExpectSameWhenResident(4096, tokens);
   }
 }
 

@@ -17,12 +17,13 @@ constexpr int kGroupedCluster = 2 * kGroupedParts;  // blocks
 __device__ int lane() { return static_cast<int>(threadIdx.x % 32); }
 __device__ int warp() { return static_cast<int>(threadIdx.x / 32); }
 
-struct BatchShared : WeightPlaces<kBlocks> {
+template <int kPlaces>
+struct BatchShared : WeightPlaces<kPlaces> {
   uint64_t full, inbox_full;  // activations; other blocks' sums
 
   // By one warp.
   __device__ void Init(uint32_t inbox_bytes) {
-    InitLanded();
+    this->InitLanded();
     if (lane() == 0) BarrierInit(&full, 1), BarrierInit(&inbox_full, 1);
     BarrierInitFence();
     __syncwarp();
@@ -30,7 +31,7 @@ struct BatchShared : WeightPlaces<kBlocks> {
   }
 };
 
-struct GroupedShared : BatchShared {
+struct GroupedShared : BatchShared<kBlocks> {
   alignas(16) float inbox[2][kGroupedParts][128];  // of this block's tokens
 };
 
@@ -123,16 +124,17 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (lane() == 0) y.scales[pair * y.row_groups * 8 + token] = Ue8m0Value(fp8.scale);
 }
 
-template <int kN>
-struct SumsShared : BatchShared {
-  alignas(1024) std::byte x[kBlocks][kN * 128];
-  alignas(16) float x_scales[kBlocks][kN];
+// Of the second product, for a block that has kParts parts of the columns.
+template <int kN, int kParts>
+struct SumsShared : BatchShared<kParts * kBlocks> {
+  alignas(1024) std::byte x[kParts * kBlocks][kN * 128];
+  alignas(16) float x_scales[kParts * kBlocks][kN];
   alignas(16) float4 inbox[kN / 8][kThreads];  // the first block's sums, as its threads have them
   float sums[kN][kTileMatrixRows + 2];
 
   // d += these.
   __device__ void AddInbox(float (&d)[kN / 2]) {
-    BarrierWaitCluster(&inbox_full, 0);
+    BarrierWaitCluster(&this->inbox_full, 0);
 #pragma unroll
     for (int i = 0; i < kN / 8; ++i) {
       const float4 v = inbox[i][threadIdx.x];
@@ -141,26 +143,28 @@ struct SumsShared : BatchShared {
   }
 };
 
-// A cluster of two blocks has a row tile. Of up to eight tokens each has a part of the columns; of
-// more both have one, in which the second one's sums go on from the first one's.
-template <int kN>
-__global__ void __launch_bounds__(kThreads, 2)
+// A cluster of two blocks has a row tile. Of up to eight tokens each has some parts of the columns;
+// of more both have one, in which the second one's sums go on from the first one's.
+template <int kN, int kParts>
+__global__ void __launch_bounds__(kThreads, kParts == 1 ? 2 : 1)
     SumsBatchKernel(const __grid_constant__ CudaSumsBatchParams params) {
   constexpr bool kGoesOn = kN > 8;
+  constexpr int kTiles = kParts * kBlocks;
+  static_assert(2 * kTiles <= 32 && (kParts == 1 || !kGoesOn));
   extern __shared__ __align__(1024) std::byte memory[];
-  auto& s = *reinterpret_cast<SumsShared<kN>*>(memory);
+  auto& s = *reinterpret_cast<SumsShared<kN, kParts>*>(memory);
   const GemmProblem& p = params.product;
   const int num_tokens = params.num_tokens;
   const auto rank = static_cast<int>(ClusterRank());
-  const int tile = static_cast<int>(blockIdx.x) / 2, first = rank * kBlocks;
+  const int tile = static_cast<int>(blockIdx.x) / 2, first = rank * kTiles;
   const auto row_blocks = static_cast<int>(p.w.matrix_col_blocks());
   if (warp() == 0) {
     s.Init(sizeof(s.inbox));
-    if (lane() < kBlocks) {
+    if (lane() < kTiles) {
       s.Fetch(lane(), p.w.tiles + int64_t{tile * row_blocks + first + lane()} * kWeightTileBytes);
     }
   }
-  float scale[kBlocks];
+  float scale[kTiles];
   LoadScales(p.w.scales + (tile / 2 * row_blocks + first), scale);
   const PeerView& peers = params.exchange.peers;
   const uint64_t number = peers.size == 1 ? 0 : ExchangeNumber(params.exchange);
@@ -170,15 +174,15 @@ __global__ void __launch_bounds__(kThreads, 2)
   AllowSuccessor();
   if (warp() == 0) {
     const uint32_t bytes = static_cast<uint32_t>(num_tokens) * 128;
-    if (lane() == 0) BarrierExpectBytes(&s.full, kBlocks * (bytes + sizeof(s.x_scales[0])));
+    if (lane() == 0) BarrierExpectBytes(&s.full, kTiles * (bytes + sizeof(s.x_scales[0])));
     __syncwarp();
-    const int64_t block = first + lane() % kBlocks;
+    const int64_t block = first + lane() % kTiles;
     const int64_t groups = p.x_fp8.row_groups;
-    if (lane() < kBlocks) {
+    if (lane() < kTiles) {
       BulkCopyTo(SharedAddress(s.x[lane()]), p.x_fp8.codes + block * groups * kTileBytes, bytes,
                  &s.full);
-    } else if (lane() < 2 * kBlocks) {
-      BulkCopyTo(SharedAddress(s.x_scales[lane() - kBlocks]), p.x_fp8.scales + block * groups * 8,
+    } else if (lane() < 2 * kTiles) {
+      BulkCopyTo(SharedAddress(s.x_scales[lane() - kTiles]), p.x_fp8.scales + block * groups * 8,
                  sizeof(s.x_scales[0]), &s.full);
     }
   }
@@ -191,6 +195,14 @@ __global__ void __launch_bounds__(kThreads, 2)
   float d[kN / 2] = {};
   if (kGoesOn && rank != 0) s.AddInbox(d);
   AddTokens<kN>(product, 0, scale, s.x_scales, d);
+  if constexpr (kParts == 2) {
+    MultiplyTokens<kN>(s, kBlocks, b, product);
+    WgmmaWait<0>();
+    float second[kN / 2] = {};
+    AddTokens<kN>(product, kBlocks, scale, s.x_scales, second);
+#pragma unroll
+    for (int i = 0; i < kN / 2; ++i) d[i] += second[i];
+  }
   if (rank == 0) {
     const uint32_t barrier = AddressInBlock(&s.inbox_full, 1);
 #pragma unroll
@@ -224,8 +236,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 }  // namespace
 
 bool HaveBatchProducts(const TiledMatrix& grouped, const TiledMatrix& sums, int64_t num_tokens) {
-  return HaveAloneProducts(grouped, sums) && 4 * sums.cols == sums.matrix_cols && num_tokens > 1 &&
-         num_tokens <= kTokens;
+  const int most = 4 * sums.cols == sums.matrix_cols ? kTokens : 8;
+  return HaveAloneProducts(grouped, sums) && num_tokens > 1 && num_tokens <= most;
 }
 
 void Launch(const CudaGroupedBatchParams& params, device::Stream& stream) {
@@ -240,8 +252,13 @@ void Launch(const CudaSumsBatchParams& params, device::Stream& stream) {
     LaunchClusters(kernel, static_cast<unsigned>(2 * params.product.w.row_tiles()), 2, kThreads,
                    shared_bytes, stream, params);
   };
-  params.num_tokens <= 8 ? launch(SumsBatchKernel<8>, sizeof(SumsShared<8>))
-                         : launch(SumsBatchKernel<16>, sizeof(SumsShared<16>));
+  if (params.num_tokens > 8) {
+    launch(SumsBatchKernel<16, 1>, sizeof(SumsShared<16, 1>));
+  } else if (params.product.w.col_blocks() == 4 * kBlocks) {
+    launch(SumsBatchKernel<8, 2>, sizeof(SumsShared<8, 2>));
+  } else {
+    launch(SumsBatchKernel<8, 1>, sizeof(SumsShared<8, 1>));
+  }
 }
 
 }  // namespace fathom::kernels
