@@ -71,8 +71,10 @@ constexpr int kExpertCluster = kSlim ? 4 : 2;
 // a cluster of two has 64 of the 128 columns of t, w1's rows and w3's; of one of four, whose items
 // are slim, either w1's or w3's. Of the second product, where blocks go their own ways, an item is
 // 128 rows of w2, or 64.
-template <bool kSlim>
+template <typename Stream>
 class ExpertItems {
+  static constexpr bool kSlim = Stream::kSlim;
+
  public:
   __device__ ExpertItems(const CudaExpertParams& p, const ExpertWork& work)
       : p_(p),
@@ -136,9 +138,10 @@ class ExpertItems {
     const int routed = index - work_.shared_tiles;
     tile_index_ = index;
     if (work_.is_direct) {
-      const auto expert = static_cast<int>(words.first.value & 0xffff),
-                 group = static_cast<int>(words.first.value >> 16);
-      return tile_ = {expert, group, (tokens + 7) / 8 + routed, min(8, tokens - group * 8)};
+      const DirectTile tile = DirectTile::Of(words.first.value);
+      if constexpr (Stream::kPairs) tokens_ = UsersOf(tile);
+      return tile_ = {tile.expert, tile.group, (tokens + 7) / 8 + routed,
+                      min(8, tokens - tile.group * 8)};
     }
     tokens_ = {words.first.value, words.second.value};
     return tile_ = {tokens_.expert(), 0, static_cast<int>(SharedPairRows(tokens)) / 8 + routed,
@@ -227,7 +230,9 @@ class ExpertItems {
     ExpertItem item = Make(tile, w, w.gate_up, w.gate_up_scales, 2 * work_.gate_up_rows, p_.hidden,
                            part * 4 + rank_, 2, x, tile.x_group);
     item.part = work_.first_block + part, item.tile = index, item.is_down = false;
-    item.is_apart = routed && work_.are_apart(), item.tokens = tokens_;
+    if (routed && work_.are_apart()) item.rows = ItemRows::kApart;
+    item.tokens = tokens_;
+    SetPair(item);
     return item;
   }
   __device__ ExpertItem Down(int index, int part) {
@@ -236,7 +241,24 @@ class ExpertItems {
     ExpertItem item = Make(tile, w, w.down, w.down_scales, work_.down_rows, p_.intermediate,
                            kSlim ? part : part * 2, 1, p_.t, tile.pair_group);
     item.part = part, item.tile = index, item.is_down = true;
+    SetPair(item);
     return item;
+  }
+  // Of a direct plan's tile: how many users it has, the first and the last one.
+  __device__ static NamedTile UsersOf(const DirectTile& tile) {
+    const auto users = static_cast<int>(tile.users);
+    NamedTile named;
+    named.Begin(tile.expert, __popc(tile.users));
+    named.Set(0, __ffs(users) - 1), named.Set(1, 31 - __clz(users));
+    return named;
+  }
+  // If it is one of a tile with few users, the one that was looked at last.
+  __device__ void SetPair(ExpertItem& item) const {
+    if constexpr (Stream::kPairs) {
+      const bool is_pair = item.kind == TileKind::kFp4 && tokens_.count() <= 2 &&
+                           item.num_blocks % Stream::kFp4Blocks == 0;
+      if (is_pair) item.rows = ItemRows::kPair, item.tokens = tokens_;
+    }
   }
 
   const CudaExpertParams& p_;
@@ -249,7 +271,7 @@ class ExpertItems {
   int taken_ = 0;       // lane 0: the next of those
   int tile_index_ = -1;
   ExpertTile tile_;   // that one
-  NamedTile tokens_;  // likewise, if it names them
+  NamedTile tokens_;  // likewise, if it names them; kPairs: UsersOf
 };
 
 }  // namespace fathom::kernels

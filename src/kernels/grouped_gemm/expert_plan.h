@@ -36,6 +36,19 @@ inline constexpr int kMaxExperts = 512;
 // Of kWordTokens tokens at most: a tile has eight of an expert's, the last one those that are left.
 inline constexpr int kMaxWordTiles = kMaxExperts + kWordTokens * kMaxChosen / 8;
 
+// A tile of up to kDirectTokens tokens, as a word.
+struct DirectTile {
+  int expert = 0, group = 0;  // of eight tokens
+  uint32_t users = 0;         // those of them that chose the expert, a bit each
+
+  constexpr uint32_t word() const {
+    return users << 24 | static_cast<uint32_t>(group) << 16 | static_cast<uint32_t>(expert);
+  }
+  static constexpr DirectTile Of(uint32_t word) {
+    return {static_cast<int>(word & 0xffff), static_cast<int>(word >> 16 & 0xff), word >> 24};
+  }
+};
+
 // Tiles told word by word: each carries the number of the launch that made it, so that the experts
 // see it before that launch has ended. Zero at first; another stream's launches need another one.
 struct PlanBoard {
@@ -51,7 +64,7 @@ struct PlanBoard {
   uint32_t launch;  // the number to wait for, there before the experts' blocks start
   uint32_t input;   // that number, as soon as the activations are there; ranks' one token awaits it
   Word num_tiles;
-  Word tiles[kDirectTokens * kMaxChosen];  // expert; from bit 16 on the tile's eight tokens
+  Word tiles[kDirectTokens * kMaxChosen];  // DirectTile
   Tile more_tiles[kMaxWordTiles];
 };
 

@@ -5,7 +5,8 @@
 // An item is 128 rows of weights (two row tiles) times a tile of up to kN tokens, FP8 twice as
 // many. A step of one token has a kernel of its own, kN = 1, for columns in whole stages
 // (Fp4AloneProducts), and another one where its items are few: slim ones, of one row tile,
-// kRowTiles = 1. Who does what:
+// kRowTiles = 1. So have steps of up to kDirectTokens, whose FP4 tiles mostly have one user or two:
+// these are multiplied as pairs, kPairs (Fp4PairProducts). Who does what:
 //   4 warpgroups  multiply: two for each row tile, taking turns by column blocks (all four for a
 //                 slim FP4 item's, two for FP8);
 //   warp 16       deals the items out and fetches their weights as far ahead as the ring allows;
@@ -34,6 +35,11 @@ namespace fathom::kernels {
 // Between stores to device memory and bulk copies of it within one launch.
 __device__ inline void FenceAsyncProxy() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
+// Which activations an item has: rows of its tile, one after the other; those of the tokens that it
+// names, where `x` and `x_scales` are where those of all of the step's tokens begin (FetchApart);
+// or the rows of one or two users of a direct tile, named by their places in it (FetchPair).
+enum class ItemRows : uint8_t { kTogether, kApart, kPair };
+
 // Uniform over the block.
 struct ExpertItem {
   TileKind kind = TileKind::kFp4;
@@ -49,16 +55,14 @@ struct ExpertItem {
   int64_t x_block_bytes = 0;
   const float* x_scales = nullptr;
   int64_t x_scales_stride = 0;  // floats
-  // Where the tile names its tokens (FetchApart): `x` and `x_scales` are where those of all of the
-  // step's tokens begin.
-  bool is_apart = false;
-  NamedTile tokens = {};
+  ItemRows rows = ItemRows::kTogether;
+  NamedTile tokens = {};  // unless together
   // What is written, and where.
   bool is_down = false;  // of the second product
   int part = 0, pair_group = 0, expert = 0, tile = 0;
 };
 
-template <int kN, int kStages, int kRowTiles>
+template <int kN, int kStages, int kRowTiles, bool kPairTiles = false>
 class ExpertStream {
  public:
   static constexpr bool kSlim = kRowTiles == 1;
@@ -71,7 +75,7 @@ class ExpertStream {
   static constexpr int kXArrivals = kScales < kWarpArrivals ? kWarpArrivals : kScales;
   static constexpr int kRows = 128;  // of sums; a slim item's are twice 64 of the same
   static constexpr int kConsumers = 512;
-  static constexpr bool kNamesTokens = kN == kTileRows;
+  static constexpr bool kPairs = kPairTiles, kNamesTokens = kN == kTileRows && !kPairs;
   static constexpr int kThreads = kConsumers + (kNamesTokens ? 5 : 4) * 32;
   static constexpr int kWeightBytes = kRowTiles * kFp4Blocks * 4352;
   static constexpr int kFp4Rows = kAlone ? 8 : kN;          // of activations, a column block
@@ -112,7 +116,7 @@ class ExpertStream {
       FenceSharedForWgmma();
     }
     if (threadIdx.x == 0) {
-      if constexpr (kAlone) s_.zero = 0;
+      if constexpr (kAlone || kPairs) s_.zero = 0;
       for (auto& barrier : s_.item_full) BarrierInit(&barrier, 1);
       for (int i = 0; i < kStages; ++i) {
         // Weights; activations and scales.
@@ -174,6 +178,7 @@ class ExpertStream {
   __device__ void FetchActivations(const Source& source, int turn = 0) {
     Place stage;
     [[maybe_unused]] Place landing;
+    [[maybe_unused]] uint32_t spread = 0;  // stages that are zero where no pair's tokens lie
     for (int i = 0;; ++i) {
       const ExpertItem& item = Take(i);
       if (item.num_blocks == 0) return;
@@ -189,8 +194,15 @@ class ExpertStream {
         continue;
       }
       source.Await(item);
+      if constexpr (kPairs) {
+        if (item.rows == ItemRows::kPair) {
+          FetchPair(item, stage, spread);
+          continue;
+        }
+        spread = 0;
+      }
       if constexpr (kNamesTokens) {
-        if (item.is_apart) {
+        if (item.rows == ItemRows::kApart) {
           FetchApart(item, stage, landing);
           continue;
         }
@@ -233,7 +245,7 @@ class ExpertStream {
       const ExpertItem& item = Take(i);
       if (item.num_blocks == 0) return;
       const int full = BlocksOf(item.kind), stages = (item.num_blocks + full - 1) / full;
-      if (!item.is_apart) {
+      if (item.rows != ItemRows::kApart) {
         stage.Skip(stages);
         continue;
       }
@@ -255,6 +267,13 @@ class ExpertStream {
       const int num_blocks = __shfl_sync(0xffffffffu, item.num_blocks, 0);
       if (num_blocks == 0) return;
       const int kind = __shfl_sync(0xffffffffu, static_cast<int>(item.kind), 0);
+      if constexpr (kPairs) {
+        const int rows = __shfl_sync(0xffffffffu, static_cast<int>(item.rows), 0);
+        if (rows == static_cast<int>(ItemRows::kPair)) {
+          MultiplyPair(stage, num_blocks, item, i);
+          continue;
+        }
+      }
       if (kind == static_cast<int>(TileKind::kFp4)) {
         MultiplyItem<TileKind::kFp4>(stage, num_blocks, item.num_tokens, i);
       } else {
@@ -354,6 +373,65 @@ class ExpertStream {
         FenceSharedForWgmma();
         __syncwarp();
         if (lane() < kXArrivals) BarrierArrive(&s_.x_full[stage.index]);
+        stage.Next();
+      }
+    }
+  }
+
+  // Of a pair, as Fp4PairProducts has them: a lane has 16 bytes of each token in a stage, kAhead
+  // stages at once. Not by way of the first-level cache, which another item's t may have filled.
+  __device__ void FetchPair(const ExpertItem& item, Place& stage, uint32_t& spread) {
+    static_assert(kFp4Blocks == 4 && kN == kTileRows);
+    constexpr int kAhead = 4;
+    const NamedTile tokens = item.tokens;
+    const int block = lane() / 8, unit = lane() % 8, count = tokens.count();
+    const std::byte* from[2];
+    int to[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int row = tokens[e];
+      from[e] = item.x + block * item.x_block_bytes + row * 128 + (unit ^ row) * 16;
+      to[e] = block * kTileBytes + Fp4PairOffset(e, unit);
+    }
+    const int scale_block = lane() / 2 % kFp4Blocks, scale_token = lane() % 2;
+    const bool has_scale = lane() < 2 * kFp4Blocks && scale_token < count;
+    const float* const scale_from =
+        item.x_scales + tokens[scale_token] + scale_block * item.x_scales_stride;
+#pragma unroll 1
+    for (int begin = 0; begin < item.num_blocks; begin += kAhead * kFp4Blocks) {
+      uint4 x[kAhead][2];
+      float scales[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int first = begin + i * kFp4Blocks;
+        if (first >= item.num_blocks) break;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (e >= count) break;
+          x[i][e] = __ldcg(reinterpret_cast<const uint4*>(from[e] + first * item.x_block_bytes));
+        }
+        if (has_scale) scales[i] = __ldcg(scale_from + first * item.x_scales_stride);
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (begin + i * kFp4Blocks >= item.num_blocks) break;
+        if (!stage.first_round) BarrierWait(&s_.empty[stage.index], stage.parity ^ 1);
+        std::byte* const place = s_.x[stage.index];
+        if ((spread >> stage.index & 1) == 0) {
+          for (int j = lane(); j < kFp4Blocks * kTileBytes / 16; j += 32) {
+            reinterpret_cast<uint4*>(place)[j] = {};
+          }
+          spread |= 1u << stage.index;
+          __syncwarp();
+        }
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (e < count) *reinterpret_cast<uint4*>(place + to[e]) = x[i][e];
+        }
+        if (has_scale) s_.x_scales[stage.index][scale_block * kN + scale_token] = scales[i];
+        FenceSharedForWgmma();
+        __syncwarp();
+        if (lane() < kXArrivals) BarrierArrive(&s_.full[stage.index]);
         stage.Next();
       }
     }
@@ -479,32 +557,121 @@ class ExpertStream {
     s_.weight_scales[stage][i][t] = Ue8m0Value(item.scales[t * item.scales_stride + block + i]);
   }
 
+  // Whose part of an item a thread has: with pairs made anew for each, as addresses kept from item
+  // to item would be more than there are registers.
+  struct Consumer {
+    uint32_t thread;  // of the block
+
+    __device__ Consumer() : thread(threadIdx.x) {
+      if constexpr (kPairs) asm volatile("" : "+r"(thread));
+    }
+    __device__ int lane() const { return static_cast<int>(thread % 32); }
+    __device__ int of_group() const { return static_cast<int>(thread % 128); }
+    __device__ int tile() const { return static_cast<int>(thread / 128 % 2); }
+    __device__ int half() const { return static_cast<int>(thread / 256); }
+    // Of its two rows of sums; the other one is the eighth after it.
+    __device__ int first_row() const {
+      return tile() * 64 + static_cast<int>(thread / 32 % 4 * 16 + thread % 32 / 4);
+    }
+  };
+
+  // Of a pair: whole stages, as one token's.
+  __device__ void MultiplyPair(Place& stage, int num_blocks, const ExpertItem& item, int i) {
+    constexpr int kApart = kFp4Blocks / 2;
+    const Consumer self;
+    float d[4] = {};
+    Fp4PairProducts<kApart> products(self.of_group());
+    const uint32_t zero = *static_cast<volatile const uint32_t*>(&s_.zero);
+    int last = -1;
+    const auto end_last = [&] {
+      products.End(d);
+      WarpHandBackBehind(&s_.empty[max(last, 0)], last >= 0, d[0], d[2], zero);
+    };
+#pragma unroll 1
+    for (int block = 0; block < num_blocks; block += kFp4Blocks) {
+      const int at = stage.index;
+      BarrierWait(&s_.full[at], stage.parity);
+      products.Begin(s_.weights[at] + (self.tile() * kFp4Blocks + self.half()) * kFp4TileBytes,
+                     s_.x[at] + self.half() * kTileBytes, s_.x_scales[at] + self.half() * kN,
+                     end_last);
+      last = at;
+      stage.Next();
+    }
+    end_last();
+#pragma unroll
+    for (float& sum : d) sum = QuadSum(sum);
+    AwaitInbox(i);
+    // Of four lanes each has one sum to send: of the first token or the second, row g or g + 8.
+    const NamedTile tokens = item.tokens;
+    const int e = self.lane() / 2 % 2, eighth = self.lane() % 2;
+    const float low = e == 0 ? d[0] : d[1], high = e == 0 ? d[2] : d[3];
+    if (e < tokens.count()) {
+      s_.inbox[i & 1][self.half()][tokens[e]][self.first_row() + eighth * 8] =
+          eighth == 0 ? low : high;
+    }
+    WarpArrive(&s_.inbox_full[i & 1]);
+  }
+  // A direct tile's of more tokens: sums in a pair's order, so that a token has the same bits
+  // whoever else chose its expert.
+  __device__ void MultiplyGroups(Place& stage, int num_blocks, int num_tokens, int i) {
+    const Consumer self;
+    float d[4][4] = {};
+#pragma unroll 1
+    for (int block = 0; block < num_blocks; block += kFp4Blocks) {
+      const int at = stage.index;
+      BarrierWait(&s_.full[at], stage.parity);
+#pragma unroll 1
+      for (int b = self.half(); b < min(kFp4Blocks, num_blocks - block); b += 2) {
+        MultiplyFp4Groups(s_.weights[at] + (self.tile() * kFp4Blocks + b) * kFp4TileBytes,
+                          s_.x[at] + b * kTileBytes, s_.x_scales[at] + b * kN, self.of_group(), d);
+      }
+      WarpHandBack(&s_.empty[at]);
+      stage.Next();
+    }
+    float sums[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sums[j] = d[0][j] + d[1][j] + (d[2][j] + d[3][j]);
+    SendItem(self, sums, num_tokens, i);
+  }
+
   template <TileKind kKind>
   __device__ void MultiplyItem(Place& stage, int num_blocks, int num_tokens, int i) {
+    if constexpr (kPairs && kKind == TileKind::kFp4) {
+      return MultiplyGroups(stage, num_blocks, num_tokens, i);
+    }
+    const Consumer self;
     float d[(kKind == TileKind::kFp4 ? kFp4Rows : kFp8Tokens) / 2] = {};
     if constexpr (kAlone && kKind == TileKind::kFp4) {
       MultiplyAlone(stage, num_blocks, d);
     } else if constexpr (kSlim) {
       MultiplySlimFp8(stage, num_blocks, d);
     } else {
-      MultiplyStages<kKind>(stage, num_blocks, d);
+      MultiplyStages<kKind>(self, stage, num_blocks, d);
     }
-    if (i >= 2) BarrierWait(&s_.inbox_empty[i & 1], (i / 2 - 1) & 1);
-    Send(d, num_tokens, s_.inbox[i & 1][half()]);
+    SendItem(self, d, num_tokens, i);
+  }
+  template <int kSize>
+  __device__ void SendItem(Consumer self, const float (&d)[kSize], int num_tokens, int i) {
+    AwaitInbox(i);
+    Send(self, d, num_tokens, s_.inbox[i & 1][self.half()]);
     WarpArrive(&s_.inbox_full[i & 1]);
+  }
+  __device__ void AwaitInbox(int i) {
+    if (i >= 2) BarrierWait(&s_.inbox_empty[i & 1], (i / 2 - 1) & 1);
   }
 
   template <TileKind kKind, int kSize>
-  __device__ __forceinline__ void MultiplyStages(Place& stage, int num_blocks, float (&d)[kSize]) {
+  __device__ __forceinline__ void MultiplyStages(Consumer self, Place& stage, int num_blocks,
+                                                 float (&d)[kSize]) {
     constexpr int kBlocks = kKind == TileKind::kFp4 ? kFp4Blocks : kFp8Blocks;
     for (int block = 0; block < num_blocks; block += kBlocks) {
       BarrierWait(&s_.full[stage.index], stage.parity);
       if constexpr (kAlone) BarrierWait(&s_.x_full[stage.index], stage.parity);
       if (block + kBlocks <= num_blocks) {
-        MultiplyBlocks<kKind, kBlocks / 2>(stage.index, half(), d);
+        MultiplyBlocks<kKind, kBlocks / 2>(self, stage.index, self.half(), d);
       } else {
-        for (int b = half(); b < num_blocks - block; b += 2) {
-          MultiplyBlocks<kKind, 1>(stage.index, b, d);
+        for (int b = self.half(); b < num_blocks - block; b += 2) {
+          MultiplyBlocks<kKind, 1>(self, stage.index, b, d);
         }
       }
       WarpHandBack(&s_.empty[stage.index]);
@@ -602,19 +769,19 @@ class ExpertStream {
 
   // Every second block of a stage, from `first` on.
   template <TileKind kKind, int kCount, int kSize>
-  __device__ void MultiplyBlocks(int stage, int first, float (&d)[kSize]) {
+  __device__ void MultiplyBlocks(Consumer self, int stage, int first, float (&d)[kSize]) {
     constexpr int kTokens = 2 * kSize;
     constexpr int kBytes = static_cast<int>(TileMatrixBytes(kKind));
     constexpr bool kFp4 = kKind == TileKind::kFp4;
     const std::byte* x = s_.x[stage] + (kFp4 ? 0 : kFp8X) + first * kTokens * 128;
     const float* x_scales = s_.x_scales[stage] + first * kTokens;
     if constexpr (kFp4) {
-      MultiplyFp4Blocks<kTokens, kCount>(s_.weights[stage] + (tile() * kFp4Blocks + first) * kBytes,
-                                         x, x_scales, d);
+      MultiplyFp4Blocks<kTokens, kCount>(
+          s_.weights[stage] + (self.tile() * kFp4Blocks + first) * kBytes, x, x_scales, d);
     } else {
       static_assert(kCount == 1);
-      MultiplyFp8<kTokens, 1>(s_.weights[stage] + (tile() * kFp8Blocks + first) * kBytes, x,
-                              &s_.weight_scales[stage][first][tile()], x_scales, d);
+      MultiplyFp8<kTokens, 1>(s_.weights[stage] + (self.tile() * kFp8Blocks + first) * kBytes, x,
+                              &s_.weight_scales[stage][first][self.tile()], x_scales, d);
     }
   }
 
@@ -625,14 +792,14 @@ class ExpertStream {
   }
 
   template <int kSize>
-  __device__ void Send(const float (&d)[kSize], int num_tokens,
+  __device__ void Send(Consumer self, const float (&d)[kSize], int num_tokens,
                        float (&inbox)[kInboxTokens][kInboxRow]) {
-    const int row = tile() * 64 + static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane() / 4;
+    const int row = self.first_row();
 #pragma unroll
     for (int j = 0; j < kSize / 4; ++j) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int token = j * 8 + lane() % 4 * 2 + e;
+        const int token = j * 8 + self.lane() % 4 * 2 + e;
         if (token >= num_tokens) continue;
         inbox[token][row] = d[4 * j + e];
         inbox[token][row + 8] = d[4 * j + 2 + e];

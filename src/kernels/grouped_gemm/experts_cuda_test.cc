@@ -264,6 +264,27 @@ class ExpertsCudaTest : public CudaTest {
     }
   }
 
+  // Products of every block's first and third group of 32 columns, the large ones, cancel each
+  // other, so that the order in which groups are added shows.
+  static void CancelGroups(Layer& layer) {
+    const auto blocks = static_cast<size_t>(layer.sizes.hidden / 128);
+    for (auto& [w1, w2, w3] : layer.experts) {
+      for (TestMatrix* const w : {&w1, &w3}) {
+        for (size_t i = 0; i < w->scales.size() / 4; ++i) {
+          const auto codes = w->data.begin() + static_cast<std::ptrdiff_t>(i * 64);
+          std::copy_n(codes, 16, codes + 32);
+          w->scales[4 * i] = w->scales[4 * i + 2] = 127 + 12;
+        }
+        ASSERT_EQ(w->scales.size(), static_cast<size_t>(w->view.rows) * blocks * 4);
+      }
+    }
+  }
+  static void CancelGroups(std::vector<BFloat16>& x) {
+    for (size_t i = 0; i < x.size(); ++i) {
+      if (i % 128 / 32 == 2) x[i] = BFloat16(-ToFloat(x[i - 64]));
+    }
+  }
+
   void Check(const Sizes& s, int64_t tokens, WeightDType dtype, bool hash, bool prefill = false) {
     CheckLayer(MakeLayer(s, dtype, hash), tokens, prefill);
   }
@@ -463,6 +484,33 @@ TEST_F(ExpertsCudaTest, FewTokensMatchTheCpu) {
   }
   Check(kMore, 3, WeightDType::kFp8, false);
   Check({kIsRacecheck ? 1024 : 4096, 512, 8, 6}, 2, WeightDType::kFp4, true);
+  Check({1024, 512, 32, 4}, 7, WeightDType::kFp4, false);
+}
+
+// Tiles of one or two users are multiplied otherwise than those of more.
+TEST_F(ExpertsCudaTest, ATokenHasTheSameBitsWhoeverElseChoosesItsExperts) {
+  const Sizes s{1024, 512, 8, 4};
+  Layer layer = MakeLayer(s, WeightDType::kFp4, true);
+  for (int i = 0; i < 2 * s.num_chosen; ++i) layer.tid2eid[static_cast<size_t>(i)] = i;
+  CancelGroups(layer);
+  const GpuLayer gpu_layer = UploadLayer(layer);
+  for (const int64_t tokens : {8, 12}) {
+    auto x = RandomActivations<BFloat16>(tokens * s.hidden, 1, 0.05f);
+    CancelGroups(x);
+    const HostFp8Tiles x_tiles = MakeFp8Tiles(x, tokens, s.hidden, PaddedTokensOf(tokens));
+    // Of the first token when so many choose its experts, and the others four others.
+    const auto rows_among = [&](int64_t users) {
+      std::vector<int32_t> ids(static_cast<size_t>(tokens), 1);
+      std::fill_n(ids.begin(), users, 0);
+      return RowsOf(s, RunOnGpu(s, gpu_layer, x, x_tiles, ids, /*prefill=*/false), 0);
+    };
+    const auto alone = rows_among(1);
+    for (const int64_t users : Sweep<int64_t>({2, 3, tokens}, {2, 3})) {
+      const auto rows = rows_among(users);
+      EXPECT_EQ(0, std::memcmp(rows.data(), alone.data(), rows.size() * 2))
+          << users << " of " << tokens << " tokens";
+    }
+  }
 }
 
 TEST_F(ExpertsCudaTest, MoreTokensMatchTheCpu) {

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(Stream::kThreads, 1)
   if (warp < 16) {
     stream.Multiply();
   } else if (warp == 16) {
-    stream.FetchWeights(ExpertItems<Stream::kSlim>(p, work), work.once);
+    stream.FetchWeights(ExpertItems<Stream>(p, work), work.once);
   } else if (warp == 17 || (Stream::kSlim && warp == 19)) {
     const Progress progress(p, work, rank);
     if (warp == 19) {
@@ -127,6 +127,7 @@ void Run(const CudaExpertParams& p, ExpertWork work, const ExpertRank& rank,
   work.deal.num_routed = work.max_tiles * work.deal.items_of_tile;
   work.deal.weight = p.routed.kind == TileKind::kFp4 ? 2 : 1;
   if (alone) return RunAlone<Progress>(p, work, rank, stream);
+  if (work.is_direct) return Run<ExpertStream<8, 5, 2, true>, Progress>(p, work, rank, stream);
   ExpertTileRows(p.num_tokens) == 8 ? Run<ExpertStream<8, 5, 2>, Progress>(p, work, rank, stream)
                                     : Run<ExpertStream<16, 3, 2>, Progress>(p, work, rank, stream);
 }

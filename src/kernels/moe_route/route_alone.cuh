@@ -254,7 +254,7 @@ class RouteAlone {
     }
     const int place = __reduce_add_sync(0xffffffffu, better);
     if (lane() == 0 && place < p_.num_chosen) {
-      SendWord(&p_.plan.board->tiles[place], static_cast<uint32_t>(own), number_);
+      SendWord(&p_.plan.board->tiles[place], DirectTile{own, 0, 1}.word(), number_);
     }
   }
 

@@ -110,12 +110,12 @@ class RouteAloneCudaTest : public CudaTest {
     for (uint32_t i = 0; i < board.num_tiles.value; ++i) {
       EXPECT_EQ(board.tiles[i].launch, board.launch);
       const size_t row = 8 * (1 + i);
-      out.tiles[board.tiles[i].value] = rows[row];
+      out.tiles[static_cast<uint32_t>(DirectTile::Of(board.tiles[i].value).expert)] = rows[row];
       EXPECT_EQ(rows[row + 1], -1.0f);
     }
     for (size_t k = 0; seq >= 0 && k < kChosen; ++k) {
       const auto tile = static_cast<size_t>(places[k] / 8 - 1);
-      EXPECT_EQ(board.tiles[tile].value, static_cast<uint32_t>(out.ids[k]));
+      EXPECT_EQ(board.tiles[tile].value, (DirectTile{out.ids[k], 0, 1}.word()));
     }
     kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(kept), kept_.end());
     return out;

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <iterator>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "kernels/cuda_testing.h"
@@ -141,21 +140,25 @@ class RouteDecodeCudaTest : public CudaTest {
                   const std::vector<float>& pair_weight) {
     const PlanBoard board = Download<PlanBoard>(plan_board_)[0];
     const size_t groups = (token_seq.size() + 7) / 8;
-    std::set<std::pair<size_t, int32_t>> tiles;
+    std::map<std::pair<size_t, int32_t>, uint32_t> users;  // of each tile, a bit each
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const size_t token = i / kChosen;
+      if (token_seq[token] >= 0) users[{token / 8, ids[i]}] |= 1u << token % 8;
+    }
     for (size_t i = 0; i < ids.size(); ++i) {
       const size_t token = i / kChosen;
       if (token_seq[token] < 0) continue;
-      tiles.emplace(token / 8, ids[i]);
       const auto row = static_cast<size_t>(pair_of[i]);
       ASSERT_GE(row / 8, groups);
       const PlanBoard::Word& tile = board.tiles[row / 8 - groups];
       EXPECT_EQ(tile.launch, board.launch);
-      EXPECT_EQ(tile.value, token / 8 << 16 | static_cast<uint32_t>(ids[i]));
+      const DirectTile expected{ids[i], static_cast<int>(token / 8), users.at({token / 8, ids[i]})};
+      EXPECT_EQ(tile.value, expected.word());
       EXPECT_EQ(row % 8, token % 8);
       EXPECT_EQ(pair_weight[row], weights[i]);
     }
     EXPECT_EQ(board.num_tiles.launch, board.launch);
-    EXPECT_EQ(board.num_tiles.value, tiles.size());
+    EXPECT_EQ(board.num_tiles.value, users.size());
   }
 
   // In order of experts, tiles of eight of its tokens in their order, the last one of those left.

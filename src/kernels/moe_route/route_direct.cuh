@@ -42,7 +42,8 @@ class DirectRoute {
   struct Shared {
     Product::Shared product;
     RouteScratch scratch[kDirectTokens];
-    uint32_t used[kGroups][kWords];  // by a group of eight tokens: a bit an expert
+    uint32_t used[kGroups][kWords];            // by a group of eight tokens: a bit an expert
+    uint32_t users[kGroups][kMaxExperts / 4];  // likewise eight bits: which of the tokens
     int tile[kMaxChosen];  // of one token's experts, in their order, where each block tells its own
     float bias[kMaxExperts];
     uint64_t scores_full;
@@ -125,7 +126,9 @@ class DirectRoute {
   }
 
   __device__ void BeginPlan(bool first_exists) {
+    static_assert(sizeof(s_.users) <= kGateThreads * sizeof(uint32_t));
     if (thread() < kGroups * kWords) (&s_.used[0][0])[thread()] = 0;
+    if (thread() < kGroups * kMaxExperts / 4) (&s_.users[0][0])[thread()] = 0;
     if (!kCluster && chooses()) FetchScores(p_, warp());
     if (thread() == kGateThreads - 32) {
       p_.plan.board->launch = number_;
@@ -171,7 +174,7 @@ class DirectRoute {
     }
     const int place = __reduce_add_sync(0xffffffffu, better);
     if (first_exists && lane() == 0 && place < p_.num_chosen) {
-      SendWord(&p_.plan.board->tiles[place], static_cast<uint32_t>(own), number_);
+      SendWord(&p_.plan.board->tiles[place], DirectTile{own, 0, 1}.word(), number_);
     }
   }
 
@@ -218,11 +221,15 @@ class DirectRoute {
   }
   // By all threads. id: of a lane's expert, if it has one that is used.
   __device__ void TellTiles(int id, bool is_used) {
-    if (is_used) atomicOr(&s_.used[warp() / 8][id / 32], 1u << id % 32);
+    const int group = warp() / 8, bit = id % 4 * 8;
+    if (is_used) {
+      atomicOr(&s_.used[group][id / 32], 1u << id % 32);
+      atomicOr(&s_.users[group][id / 4], 1u << (bit + warp() % 8));
+    }
     __syncthreads();
     if (is_used) {
-      const auto word = static_cast<uint32_t>(warp() / 8 << 16 | id);
-      SendWord(&p_.plan.board->tiles[TilesBefore(id, warp() / 8)], word, number_);
+      const DirectTile tile{id, group, s_.users[group][id / 4] >> bit & 0xff};
+      SendWord(&p_.plan.board->tiles[TilesBefore(id, group)], tile.word(), number_);
     }
     if (warp() != kWarps - 1) return;
     const uint32_t* const words = &s_.used[0][0];
