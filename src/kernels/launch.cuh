@@ -8,7 +8,7 @@
 // wrote: hyper_connection does, and attention the queries behind a selection. One that allows it
 // earlier says so (hyper_connection, the attention prologue, attention's CombineKernel): what
 // follows it reads before it waits only weights and what is older than these two, and allows its
-// own successor after its wait. Output products of one token, and of 9 to 16, on a rank allow
+// own successor after its wait. Output products of few tokens with resident weights on a rank allow
 // theirs before they wait, too: what follows reads before it waits only weights and what is older
 // than attention. So does routing that awaits a boundary's words (route_alone.cuh), which tells the
 // experts behind it when that has ended. Query products beside which entries are selected allow it,

@@ -77,7 +77,7 @@ class ExpertStream {
   static constexpr int kConsumers = 512;
   static constexpr bool kPairs = kPairTiles, kNamesTokens = kN == kTileRows && !kPairs;
   static constexpr int kThreads = kConsumers + (kNamesTokens ? 5 : 4) * 32;
-  static constexpr int kWeightBytes = kRowTiles * kFp4Blocks * 4352;
+  static constexpr int kWeightBytes = kRowTiles * kFp4Blocks * kFp4TileBytes;
   static constexpr int kFp4Rows = kAlone ? 8 : kN;          // of activations, a column block
   static constexpr int kXScales = kFp8Blocks * kFp8Tokens;  // at most, of either kind
   // Where FP8 activations begin: of one token behind FP4's, where what is zero stays so.
@@ -683,7 +683,6 @@ class ExpertStream {
   // four lanes have one half's even column blocks, two its odd ones; of a slim item two warpgroups
   // have them, each as those lanes would: the same sums.
   __device__ __forceinline__ void MultiplyAlone(Place& stage, int num_blocks, float (&d)[4]) {
-    constexpr int kTileBytes = static_cast<int>(TileMatrixBytes(TileKind::kFp4));
     constexpr int kApart = kFp4Blocks / 2;
     const int first = kSlim ? 2 * tile() + half() : half();
     const int first_weights = kSlim ? first : tile() * kFp4Blocks + first;
@@ -698,9 +697,9 @@ class ExpertStream {
     if constexpr (kSlim) {  // activations of the second product come long after its weights
       const int i = stage.index;
       BarrierWait(&s_.full[i], stage.parity);
-      products.Expand(s_.weights[i] + first_weights * kTileBytes);
+      products.Expand(s_.weights[i] + first_weights * kFp4TileBytes);
       BarrierWait(&s_.x_full[i], stage.parity);
-      products.BeginExpanded(s_.weights[i] + first_weights * kTileBytes,
+      products.BeginExpanded(s_.weights[i] + first_weights * kFp4TileBytes,
                              s_.x[i] + first * kFp4Rows * 128, s_.x_scales[i] + first);
       last = i;
       stage.Next();
@@ -711,7 +710,7 @@ class ExpertStream {
       const int i = stage.index;
       BarrierWait(&s_.full[i], stage.parity);
       products.Begin(
-          s_.weights[i] + first_weights * kTileBytes, s_.x[i] + first * kFp4Rows * 128,
+          s_.weights[i] + first_weights * kFp4TileBytes, s_.x[i] + first * kFp4Rows * 128,
           s_.x_scales[i] + first, [&] { BarrierWait(&s_.x_full[i], stage.parity); }, end_last);
       last = i;
       stage.Next();
