@@ -585,8 +585,8 @@ TEST_F(GemmCudaTest, BlocksOfOnePairGiveTheBitsOfBlocksOfTwo) {
                                Sweep<int64_t>({1, 8, 9, 16, 17, 32}, {8, 16, 32}));
 }
 
-// Half and a quarter of both output products (output_alone_cuda.h), of some tokens a quarter
-// (output_batch_cuda.h).
+// Half and a quarter of both output products (output_alone_cuda.h), half of no more than eight
+// tokens (output_batch_cuda.h).
 TEST_F(GemmCudaTest, ResidentOutputProductsOfOneTokenGiveTheBitsOfOthers) {
   for (const int64_t rows : {4096, 2048}) ExpectSameWhenResident(rows, 1);
 }

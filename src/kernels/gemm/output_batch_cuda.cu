@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = kResidentThreads, kBlocks = kResidentBlocks;
 constexpr int kWarps = kThreads / 32;
-constexpr int kTokens = 16;
+constexpr int kTokens = 16, kFewTokens = 8;
 constexpr int kXTileBytes = kTokens * 128;          // of the first product
 constexpr int kGroupedCluster = 2 * kGroupedParts;  // blocks
 
@@ -148,7 +148,7 @@ struct SumsShared : BatchShared<kParts * kBlocks> {
 template <int kN, int kParts>
 __global__ void __launch_bounds__(kThreads, kParts == 1 ? 2 : 1)
     SumsBatchKernel(const __grid_constant__ CudaSumsBatchParams params) {
-  constexpr bool kGoesOn = kN > 8;
+  constexpr bool kGoesOn = kN > kFewTokens;
   constexpr int kTiles = kParts * kBlocks;
   static_assert(2 * kTiles <= 32 && (kParts == 1 || !kGoesOn));
   extern __shared__ __align__(1024) std::byte memory[];
@@ -190,14 +190,12 @@ __global__ void __launch_bounds__(kThreads, kParts == 1 ? 2 : 1)
   const uint64_t b = SmemDescriptor(__shfl_sync(0xffffffffu, SharedAddress(s.x), 0));
   float product[kBlocks][kN / 2];
   MultiplyTokens<kN>(s, 0, b, product);
-  WgmmaWait<0>();
   ClusterWait();
   float d[kN / 2] = {};
   if (kGoesOn && rank != 0) s.AddInbox(d);
   AddTokens<kN>(product, 0, scale, s.x_scales, d);
   if constexpr (kParts == 2) {
     MultiplyTokens<kN>(s, kBlocks, b, product);
-    WgmmaWait<0>();
     float second[kN / 2] = {};
     AddTokens<kN>(product, kBlocks, scale, s.x_scales, second);
 #pragma unroll
@@ -236,7 +234,7 @@ __global__ void __launch_bounds__(kThreads, kParts == 1 ? 2 : 1)
 }  // namespace
 
 bool HaveBatchProducts(const TiledMatrix& grouped, const TiledMatrix& sums, int64_t num_tokens) {
-  const int most = 4 * sums.cols == sums.matrix_cols ? kTokens : 8;
+  const int most = 4 * sums.cols == sums.matrix_cols ? kTokens : kFewTokens;
   return HaveAloneProducts(grouped, sums) && num_tokens > 1 && num_tokens <= most;
 }
 
@@ -252,12 +250,12 @@ void Launch(const CudaSumsBatchParams& params, device::Stream& stream) {
     LaunchClusters(kernel, static_cast<unsigned>(2 * params.product.w.row_tiles()), 2, kThreads,
                    shared_bytes, stream, params);
   };
-  if (params.num_tokens > 8) {
-    launch(SumsBatchKernel<16, 1>, sizeof(SumsShared<16, 1>));
+  if (params.num_tokens > kFewTokens) {
+    launch(SumsBatchKernel<kTokens, 1>, sizeof(SumsShared<kTokens, 1>));
   } else if (params.product.w.col_blocks() == 4 * kBlocks) {
-    launch(SumsBatchKernel<8, 2>, sizeof(SumsShared<8, 2>));
+    launch(SumsBatchKernel<kFewTokens, 2>, sizeof(SumsShared<kFewTokens, 2>));
   } else {
-    launch(SumsBatchKernel<8, 1>, sizeof(SumsShared<8, 1>));
+    launch(SumsBatchKernel<kFewTokens, 1>, sizeof(SumsShared<kFewTokens, 1>));
   }
 }
 

@@ -108,7 +108,6 @@ class OutputRows {
                                            float (&d)[kN / 2]) const {
     float product[kTogether][kN / 2];
     MultiplyTokens<kN>(s_, first, b, product);
-    WgmmaWait<0>();
     AddTokens<kN>(product, first, scale, s_.x_scales, d);
   }
 

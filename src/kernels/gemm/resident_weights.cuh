@@ -127,8 +127,8 @@ MultiplyLandedFp8(const std::byte (&weights)[kResidentBlocks][kWeightTileBytes],
   return d;
 }
 
-// Begins the FP8 products of up to kN tokens with column blocks from `first` on, as these land. b:
-// the tokens' column blocks, one after the other.
+// The FP8 products of up to kN tokens with column blocks from `first` on, as these land. b: the
+// tokens' column blocks, one after the other.
 template <int kN, int kCount, int kPlaces>
 __device__ __forceinline__ void MultiplyTokens(WeightPlaces<kPlaces>& s, int first, uint64_t b,
                                                float (&product)[kCount][kN / 2]) {
@@ -145,8 +145,9 @@ __device__ __forceinline__ void MultiplyTokens(WeightPlaces<kPlaces>& s, int fir
     }
   }
   WgmmaCommit();
+  WgmmaWait<0>();
 }
-// When these have ended: d += they, scaled, a chain. scale, x_scales: of all of the block's column
+// d += these, scaled, a chain. scale, x_scales: of all of the block's column
 // blocks.
 template <int kN, int kCount, int kAll>
 __device__ __forceinline__ void AddTokens(float (&product)[kCount][kN / 2], int first,
