@@ -23,8 +23,7 @@ struct BatchShared : WeightPlaces<kPlaces> {
 
   // By one warp.
   __device__ void Init(uint32_t inbox_bytes) {
-    this->InitLanded();
-    if (lane() == 0) BarrierInit(&full, 1), BarrierInit(&inbox_full, 1);
+    this->InitLanded(&full, &inbox_full);
     BarrierInitFence();
     __syncwarp();
     if (lane() == 0) BarrierExpectBytes(&inbox_full, inbox_bytes);

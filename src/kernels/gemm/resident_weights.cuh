@@ -50,11 +50,14 @@ struct WeightPlaces {
   alignas(1024) std::byte weights[kPlaces][kWeightTileBytes];
   uint64_t landed[kPlaces];
 
-  // By one warp; others may use the barriers when the block has met. One lane does it, which is
-  // quicker than a barrier each, a loop over lanes that racecheck cannot follow.
-  __device__ void InitLanded() {
+  // By one warp; others may use the barriers when the block has met. One lane does it, and all of
+  // those for one arrival in one place: a barrier each would be slower, and what lanes do apart
+  // becomes a loop over them, which racecheck cannot follow.
+  template <typename... Barriers>
+  __device__ void InitLanded(Barriers*... others) {
     if (threadIdx.x % 32 != 0) return;
     for (auto& barrier : landed) BarrierInit(&barrier, 1);
+    (BarrierInit(others, 1), ...);
   }
   // By one thread.
   __device__ void Fetch(int place, const std::byte* from) {
