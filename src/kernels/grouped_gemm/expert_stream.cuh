@@ -9,8 +9,10 @@
 // these are multiplied as pairs, kPairs (Fp4PairProducts). Who does what:
 //   4 warpgroups  multiply: two for each row tile, taking turns by column blocks (all four for a
 //                 slim FP4 item's, two for FP8);
-//   warp 16       deals the items out and fetches their weights as far ahead as the ring allows;
-//   warp 17       fetches the rest, activations and FP8 scales, as soon as they are complete;
+//   warp 16       deals the items out and fetches their weights as far ahead as the ring allows
+//                 (pairs': kOnTheirWay);
+//   warp 17       fetches the rest, activations and FP8 scales, as soon as they are complete
+//                 (expert_activations.cuh);
 //   warp 18       adds up the two halves of an item's sums and writes what becomes of them, while
 //                 the others are at the next item;
 //   warp 19       tells other blocks what is written, when it has arrived everywhere; of slim
@@ -19,7 +21,6 @@
 //                 fence of who copies them would wait for all that are still under way.
 #pragma once
 
-#include "kernels/collective/packets.cuh"
 #include "kernels/gemm/ring_place.cuh"
 #include "kernels/gemm/stream_products.cuh"
 #include "kernels/gemm/weight_tiles.h"
@@ -65,6 +66,7 @@ struct ExpertItem {
 template <int kN, int kStages, int kRowTiles, bool kPairTiles = false>
 class ExpertStream {
  public:
+  static constexpr int kTokens = kN;
   static constexpr bool kSlim = kRowTiles == 1;
   static constexpr bool kAlone = kN == 1;
   static constexpr int kFp8Tokens = kAlone ? 8 : 2 * kN;
@@ -76,6 +78,8 @@ class ExpertStream {
   static constexpr int kRows = 128;  // of sums; a slim item's are twice 64 of the same
   static constexpr int kConsumers = 512;
   static constexpr bool kPairs = kPairTiles, kNamesTokens = kN == kTileRows && !kPairs;
+  // Activations have barriers of their own: weights are expanded before they come.
+  static constexpr bool kExpandsAhead = kAlone || kPairs;
   static constexpr int kThreads = kConsumers + (kNamesTokens ? 5 : 4) * 32;
   static constexpr int kWeightBytes = kRowTiles * kFp4Blocks * kFp4TileBytes;
   static constexpr int kFp4Rows = kAlone ? 8 : kN;          // of activations, a column block
@@ -86,7 +90,10 @@ class ExpertStream {
   static constexpr int kFp8XBytes = kSlim ? 128 : kFp8Tokens * 128;
   static constexpr int kXBytes = kFp8X + (kSlim ? 1024 : kFp8Blocks * kFp8XBytes);
   static constexpr int kInboxTokens = kSlim ? 1 : kFp8Tokens;
-  static constexpr int kItems = kStages + 6;   // more than a block has at hand
+  static constexpr int kItems = kStages + 6;  // more than a block has at hand
+  // Stages of weights that a block has on their way at once: more would hold up what blocks tell
+  // each other (docs/performance/experts.md).
+  static constexpr int kOnTheirWay = kPairs ? 3 : kStages;
   static constexpr int kInboxRow = kRows + 4;  // without bank conflicts
 
   struct Shared {
@@ -99,8 +106,7 @@ class ExpertStream {
     ExpertItem items[kItems];
     uint64_t item_full[kItems];
     uint64_t full[kStages], empty[kStages], inbox_full[2], inbox_empty[2];
-    // One token's activations have barriers of their own: weights are expanded before they come.
-    uint64_t x_full[kAlone ? kStages : 1];
+    uint64_t x_full[kExpandsAhead ? kStages : 1];
     uint64_t landed[kNamesTokens ? kStages : 1];  // in turn, of stages whose tokens lie apart
     uint32_t zero;  // 0, which the compiler does not know (WarpHandBackBehind)
   };
@@ -120,8 +126,8 @@ class ExpertStream {
       for (auto& barrier : s_.item_full) BarrierInit(&barrier, 1);
       for (int i = 0; i < kStages; ++i) {
         // Weights; activations and scales.
-        BarrierInit(&s_.full[i], kAlone ? 1 : 1 + kXArrivals);
-        if constexpr (kAlone) BarrierInit(&s_.x_full[i], kXArrivals);
+        BarrierInit(&s_.full[i], kExpandsAhead ? 1 : 1 + kXArrivals);
+        if constexpr (kExpandsAhead) BarrierInit(&s_.x_full[i], kXArrivals);
         if constexpr (kNamesTokens) BarrierInit(&s_.landed[i], 32);
         BarrierInit(&s_.empty[i], kConsumers / 32 * kWarpArrivals);
       }
@@ -140,6 +146,8 @@ class ExpertStream {
   __device__ void FetchWeights(Next next, bool once) {
     const uint64_t policy = EvictFirst();
     Place stage;
+    [[maybe_unused]] Place landing;  // the first of those that are on their way
+    [[maybe_unused]] int on_their_way = 0;
     for (int i = 0;; ++i) {
       const ExpertItem item = next();
       if (lane() == 0) {
@@ -154,6 +162,14 @@ class ExpertStream {
         const uint32_t bytes =
             static_cast<uint32_t>(min(full, item.num_blocks - block)) * block_bytes;
         if (!stage.first_round) BarrierWait(&s_.empty[stage.index], stage.parity ^ 1);
+        if constexpr (kOnTheirWay < kStages) {
+          if (on_their_way == kOnTheirWay) {
+            BarrierWait(&s_.full[landing.index], landing.parity);
+            landing.Next();
+          } else {
+            ++on_their_way;
+          }
+        }
         if (lane() == 0) BarrierExpectBytes(&s_.full[stage.index], kRowTiles * bytes);
         __syncwarp();
         if (lane() < kRowTiles) {
@@ -171,91 +187,23 @@ class ExpertStream {
     }
   }
 
-  // Warp 17. source.Await(item): returns when the item's activations are there; or one token's come
-  // as packets, at source.packets(item), null otherwise. Of a slim item's packets two warps take
-  // turns, which are 0 and 1; the first one has all else.
-  template <typename Source>
-  __device__ void FetchActivations(const Source& source, int turn = 0) {
-    Place stage;
-    [[maybe_unused]] Place landing;
-    [[maybe_unused]] uint32_t spread = 0;  // stages that are zero where no pair's tokens lie
-    for (int i = 0;; ++i) {
-      const ExpertItem& item = Take(i);
-      if (item.num_blocks == 0) return;
-      if constexpr (kAlone) {
-        if (const uint4* const packets = source.packets(item)) {
-          FetchPackets(item, source, packets, stage, turn);
-        } else if (kSlim && turn != 0) {
-          stage.Skip(item.num_blocks / BlocksOf(item.kind));
-        } else {
-          source.Await(item);
-          FetchToken(item, stage);
-        }
-        continue;
-      }
-      source.Await(item);
-      if constexpr (kPairs) {
-        if (item.rows == ItemRows::kPair) {
-          FetchPair(item, stage, spread);
-          continue;
-        }
-        spread = 0;
-      }
-      if constexpr (kNamesTokens) {
-        if (item.rows == ItemRows::kApart) {
-          FetchApart(item, stage, landing);
-          continue;
-        }
-      }
-      const int full = BlocksOf(item.kind), tokens = item.kind == TileKind::kFp4 ? kN : kFp8Tokens;
-      // Lanes 0, 1, …: activations of a block; from 16 on: their scales.
-      const bool is_scale = lane() >= 16;
-      const int mine = lane() % 16;
-      const int64_t step = is_scale ? item.x_scales_stride * 4 : item.x_block_bytes;
-      const std::byte* from =
-          (is_scale ? reinterpret_cast<const std::byte*>(item.x_scales) : item.x) + mine * step;
-      const int bytes = tokens * (is_scale ? 4 : 128);
-      for (int block = 0; block < item.num_blocks; block += full) {
-        const int blocks = min(full, item.num_blocks - block);
-        if (!stage.first_round) BarrierWait(&s_.empty[stage.index], stage.parity ^ 1);
-        WriteScales(item, block, blocks, stage.index);
-        // Each lane speaks for the scale that it wrote itself.
-        if (lane() == 0) {
-          BarrierExpectBytes(&s_.full[stage.index],
-                             static_cast<uint32_t>(blocks * tokens * (128 + 4)));
-        } else if (lane() < kXArrivals) {
-          BarrierArrive(&s_.full[stage.index]);
-        }
-        __syncwarp();
-        if (mine < blocks) {
-          std::byte* const to =
-              is_scale ? reinterpret_cast<std::byte*>(s_.x_scales[stage.index]) : s_.x[stage.index];
-          BulkCopy(to + mine * bytes, from, static_cast<uint32_t>(bytes), &s_.full[stage.index]);
-          from += full * step;
-        }
-        stage.Next();
-      }
-    }
+  // A warp's in the ring.
+  using Place = RingPlace<kStages>;
+  __device__ Shared& shared() { return s_; }
+  // Column blocks of a stage.
+  __device__ static int BlocksOf(TileKind kind) {
+    return kind == TileKind::kFp4 ? kFp4Blocks : kFp8Blocks;
   }
 
-  // Warp 20.
-  __device__ void HandOverLanded() {
-    Place stage, landing;
-    for (int i = 0;; ++i) {
-      const ExpertItem& item = Take(i);
-      if (item.num_blocks == 0) return;
-      const int full = BlocksOf(item.kind), stages = (item.num_blocks + full - 1) / full;
-      if (item.rows != ItemRows::kApart) {
-        stage.Skip(stages);
-        continue;
-      }
-      for (int n = 0; n < stages; ++n, stage.Next(), landing.Next()) {
-        BarrierWait(&s_.landed[landing.index], landing.parity);
-        FenceSharedForWgmma();
-        __syncwarp();
-        if (lane() < kXArrivals) BarrierArrive(&s_.full[stage.index]);
-      }
-    }
+  // The block's i-th item, when it is there.
+  __device__ const ExpertItem& Take(int i) {
+    BarrierWait(&s_.item_full[i % kItems], (i / kItems) & 1);
+    return s_.items[i % kItems];
+  }
+  // What a stage's activations and FP8 scales arrive at.
+  __device__ uint64_t* XFull(const Place& stage) {
+    if constexpr (kExpandsAhead) return &s_.x_full[stage.index];
+    return &s_.full[stage.index];
   }
 
   // Warps 0 to 15.
@@ -315,248 +263,10 @@ class ExpertStream {
   }
 
  private:
-  using Place = RingPlace<kStages>;
-
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ static int warpgroup() { return static_cast<int>(threadIdx.x) / 128; }
   __device__ static int tile() { return warpgroup() % 2; }
   __device__ static int half() { return warpgroup() / 2; }
-  __device__ static int BlocksOf(TileKind kind) {
-    return kind == TileKind::kFp4 ? kFp4Blocks : kFp8Blocks;
-  }
-
-  __device__ const ExpertItem& Take(int i) {
-    BarrierWait(&s_.item_full[i % kItems], (i / kItems) & 1);
-    return s_.items[i % kItems];
-  }
-
-  // Of 16 bytes of one token in a stage of FP4.
-  __device__ static int AloneOffset(int block, int unit) {
-    return block * 1024 + Fp4AloneOffset(block / (kFp4Blocks / 2), unit);
-  }
-
-  // One token's activations, 16 bytes a lane of up to four column blocks, kAhead of these at once.
-  __device__ void FetchToken(const ExpertItem& item, Place& stage) {
-    constexpr int kAhead = 4;
-    const bool fp4 = item.kind == TileKind::kFp4;
-    const int full = min(BlocksOf(item.kind), 4), block = lane() / 8, unit = lane() % 8;
-    const int to = fp4 ? AloneOffset(block, unit) : kFp8X + block * kFp8XBytes + unit * 16;
-    const int scale_to = lane() * (fp4 ? kN : kFp8Tokens);
-#pragma unroll 1
-    for (int begin = 0; begin < item.num_blocks; begin += kAhead * full) {
-      uint4 x[kAhead];
-      float scales[kAhead];
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const int first = begin + i * full, blocks = min(full, item.num_blocks - first);
-        if (block < blocks) {
-          x[i] = *reinterpret_cast<const uint4*>(item.x + (first + block) * item.x_block_bytes +
-                                                 unit * 16);
-        }
-        if (lane() < blocks) scales[i] = item.x_scales[(first + lane()) * item.x_scales_stride];
-      }
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const int first = begin + i * full, blocks = min(full, item.num_blocks - first);
-        if (blocks <= 0) break;
-        const int place = kSlim && fp4 ? first % kFp4Blocks : 0;
-        if (place == 0) {
-          if (!stage.first_round) BarrierWait(&s_.empty[stage.index], stage.parity ^ 1);
-          WriteScales(item, first, blocks, stage.index);
-        }
-        if (block < blocks) {
-          *reinterpret_cast<uint4*>(s_.x[stage.index] +
-                                    (place == 0 ? to : AloneOffset(place + block, unit))) = x[i];
-        }
-        if (lane() < blocks) s_.x_scales[stage.index][place + scale_to] = scales[i];
-        if (kSlim && fp4 && place == 0) continue;
-        FenceSharedForWgmma();
-        __syncwarp();
-        if (lane() < kXArrivals) BarrierArrive(&s_.x_full[stage.index]);
-        stage.Next();
-      }
-    }
-  }
-
-  // Of a pair, as Fp4PairProducts has them: a lane has 16 bytes of each token in a stage, kAhead
-  // stages at once. Not by way of the first-level cache, which another item's t may have filled.
-  __device__ void FetchPair(const ExpertItem& item, Place& stage, uint32_t& spread) {
-    static_assert(kFp4Blocks == 4 && kN == kTileRows);
-    constexpr int kAhead = 4;
-    const NamedTile tokens = item.tokens;
-    const int block = lane() / 8, unit = lane() % 8, count = tokens.count();
-    const std::byte* from[2];
-    int to[2];
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int row = tokens[e];
-      from[e] = item.x + block * item.x_block_bytes + row * 128 + (unit ^ row) * 16;
-      to[e] = block * kTileBytes + Fp4PairOffset(e, unit);
-    }
-    const int scale_block = lane() / 2 % kFp4Blocks, scale_token = lane() % 2;
-    const bool has_scale = lane() < 2 * kFp4Blocks && scale_token < count;
-    const float* const scale_from =
-        item.x_scales + tokens[scale_token] + scale_block * item.x_scales_stride;
-#pragma unroll 1
-    for (int begin = 0; begin < item.num_blocks; begin += kAhead * kFp4Blocks) {
-      uint4 x[kAhead][2];
-      float scales[kAhead];
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const int first = begin + i * kFp4Blocks;
-        if (first >= item.num_blocks) break;
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          if (e >= count) break;
-          x[i][e] = __ldcg(reinterpret_cast<const uint4*>(from[e] + first * item.x_block_bytes));
-        }
-        if (has_scale) scales[i] = __ldcg(scale_from + first * item.x_scales_stride);
-      }
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (begin + i * kFp4Blocks >= item.num_blocks) break;
-        if (!stage.first_round) BarrierWait(&s_.empty[stage.index], stage.parity ^ 1);
-        std::byte* const place = s_.x[stage.index];
-        if ((spread >> stage.index & 1) == 0) {
-          for (int j = lane(); j < kFp4Blocks * kTileBytes / 16; j += 32) {
-            reinterpret_cast<uint4*>(place)[j] = {};
-          }
-          spread |= 1u << stage.index;
-          __syncwarp();
-        }
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          if (e < count) *reinterpret_cast<uint4*>(place + to[e]) = x[i][e];
-        }
-        if (has_scale) s_.x_scales[stage.index][scale_block * kN + scale_token] = scales[i];
-        FenceSharedForWgmma();
-        __syncwarp();
-        if (lane() < kXArrivals) BarrierArrive(&s_.full[stage.index]);
-        stage.Next();
-      }
-    }
-  }
-
-  // Activations of up to eight tokens by 16 bytes: lane l has chunk l % 8 of rows l / 8 and
-  // l / 8 + 4, and the scale of row l % 8 in block l / 8.
-  __device__ void FetchApart(const ExpertItem& item, Place& stage, Place& landing) {
-    static_assert(kFp4Blocks == 4 && kFp8Blocks <= 4 && kTileRows == 8);
-    const int full = BlocksOf(item.kind), tokens = item.kind == TileKind::kFp4 ? kN : kFp8Tokens;
-    const int chunk = lane() % 8, row = lane() / 8, count = item.num_tokens;
-    const int64_t step = item.x_block_bytes;
-    const std::byte* from[2];
-    uint32_t to[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int r = row + 4 * i, token = item.tokens[r];
-      from[i] = item.x + (token / 8 * kTileBytes + token % 8 * 128 + (chunk ^ token % 8) * 16);
-      to[i] = static_cast<uint32_t>(r * 128 + (chunk ^ r) * 16);
-    }
-    const float* scale = item.x_scales + item.tokens[chunk] + row * item.x_scales_stride;
-#pragma unroll 1
-    for (int block = 0; block < item.num_blocks; block += full) {
-      const int blocks = min(full, item.num_blocks - block);
-      if (!stage.first_round) BarrierWait(&s_.empty[stage.index], stage.parity ^ 1);
-      WriteScales(item, block, blocks, stage.index);
-      const uint32_t x = SharedAddress(s_.x[stage.index]);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (row + 4 * i >= count) break;
-#pragma unroll
-        for (int b = 0; b < kFp4Blocks; ++b) {
-          if (b >= blocks) break;
-          CopyAhead(x + static_cast<uint32_t>(b * tokens * 128) + to[i], from[i] + b * step);
-        }
-        from[i] += full * step;
-      }
-      if (row < blocks && chunk < count) {
-        CopyAhead4(SharedAddress(&s_.x_scales[stage.index][row * tokens + chunk]), scale);
-      }
-      scale += full * item.x_scales_stride;
-      BarrierAwaitCopies(&s_.landed[landing.index]);
-      BarrierArrive(&s_.landed[landing.index]);
-      landing.Next();
-      stage.Next();
-    }
-  }
-
-  // Of one token, kPacketBlocks column blocks at a time: a lane has packet lane % 16 of every
-  // second one, lanes 0, 1, … their scales.
-  static constexpr int kPacketBlocks = 8;
-  using Packets = uint4[kPacketBlocks / 2 + 1];  // the last: a scale
-
-  template <typename Source>
-  __device__ void FetchPackets(const ExpertItem& item, const Source& source, const uint4* packets,
-                               Place& stage, int turn) {
-    const bool fp4 = item.kind == TileKind::kFp4;
-    const int full = BlocksOf(item.kind), scales = fp4 ? kN : kFp8Tokens;
-#pragma unroll 1
-    for (int begin = 0; begin < item.num_blocks; begin += kPacketBlocks) {
-      const int count = min(kPacketBlocks, item.num_blocks - begin);
-      if (kSlim && begin / kPacketBlocks % 2 != turn) {
-        stage.Skip(count / full);
-        continue;
-      }
-      Packets own;
-      ReceivePackets(source, packets, begin, count, own);
-#pragma unroll
-      for (int i = 0; i < kPacketBlocks; i += 2) {
-        if (i >= count) break;
-        const int first = i / full * full, blocks = min(full, count - first);
-        if (i == first) {
-          if (!stage.first_round) BarrierWait(&s_.empty[stage.index], stage.parity ^ 1);
-          WriteScales(item, begin + i, blocks, stage.index);
-          if (lane() >= first && lane() < first + blocks) {
-            const uint4& scale = own[kPacketBlocks / 2];
-            s_.x_scales[stage.index][(lane() - first) * scales] = __uint_as_float(scale.x);
-          }
-        }
-        if (i + lane() / 16 < count) {
-          const int block = i - first + lane() / 16, piece = lane() % 16;
-          const int to = fp4 ? AloneOffset(block, piece / 2) + piece % 2 * 8
-                             : kFp8X + block * kFp8XBytes + piece * 8;
-          *reinterpret_cast<uint2*>(s_.x[stage.index] + to) = {own[i / 2].x, own[i / 2].z};
-        }
-        if (i + 2 < first + blocks) continue;
-        FenceSharedForWgmma();
-        __syncwarp();
-        if (lane() < kXArrivals) BarrierArrive(&s_.x_full[stage.index]);
-        stage.Next();
-      }
-    }
-  }
-  template <typename Source>
-  __device__ void ReceivePackets(const Source& source, const uint4* packets, int begin, int count,
-                                 Packets& own) const {
-    const uint2 tags = source.tags();
-    auto patience = source.patience();
-    const uint4* const from = packets + begin * kPacketsOfBlock;
-    int missing;  // a block
-    do {
-      missing = -1;
-#pragma unroll
-      for (int i = 0; i <= kPacketBlocks / 2; ++i) {
-        const bool is_scale = i == kPacketBlocks / 2;
-        const int block = is_scale ? lane() : 2 * i + lane() / 16;
-        const int packet = is_scale ? kPacketsOfBlock - 1 : lane() % 16;
-        if (block < count) own[i] = LoadTogether(from + block * kPacketsOfBlock + packet);
-      }
-#pragma unroll
-      for (int i = 0; i <= kPacketBlocks / 2; ++i) {
-        const int block = i == kPacketBlocks / 2 ? lane() : 2 * i + lane() / 16;
-        if (block < count && !HasTags(own[i], tags)) missing = begin + block;
-      }
-    } while (missing >= 0 && patience.Wait(source.OwnerOf(missing)));
-    __syncwarp();
-  }
-
-  // FP8: lane l < 2 * blocks has that of row tile l % 2.
-  __device__ void WriteScales(const ExpertItem& item, int block, int blocks, int stage) {
-    if (item.scales == nullptr || lane() >= 2 * blocks) return;
-    const int i = lane() / 2, t = lane() % 2;
-    s_.weight_scales[stage][i][t] = Ue8m0Value(item.scales[t * item.scales_stride + block + i]);
-  }
-
   // Whose part of an item a thread has: with pairs made anew for each, as addresses kept from item
   // to item would be more than there are registers.
   struct Consumer {
@@ -591,9 +301,10 @@ class ExpertStream {
     for (int block = 0; block < num_blocks; block += kFp4Blocks) {
       const int at = stage.index;
       BarrierWait(&s_.full[at], stage.parity);
-      products.Begin(s_.weights[at] + (self.tile() * kFp4Blocks + self.half()) * kFp4TileBytes,
-                     s_.x[at] + self.half() * kTileBytes, s_.x_scales[at] + self.half() * kN,
-                     end_last);
+      products.Begin(
+          s_.weights[at] + (self.tile() * kFp4Blocks + self.half()) * kFp4TileBytes,
+          s_.x[at] + self.half() * kTileBytes, s_.x_scales[at] + self.half() * kN,
+          [&] { BarrierWait(&s_.x_full[at], stage.parity); }, end_last);
       last = at;
       stage.Next();
     }
@@ -620,6 +331,7 @@ class ExpertStream {
     for (int block = 0; block < num_blocks; block += kFp4Blocks) {
       const int at = stage.index;
       BarrierWait(&s_.full[at], stage.parity);
+      BarrierWait(&s_.x_full[at], stage.parity);
 #pragma unroll 1
       for (int b = self.half(); b < min(kFp4Blocks, num_blocks - block); b += 2) {
         MultiplyFp4Groups(s_.weights[at] + (self.tile() * kFp4Blocks + b) * kFp4TileBytes,
@@ -666,7 +378,7 @@ class ExpertStream {
     constexpr int kBlocks = kKind == TileKind::kFp4 ? kFp4Blocks : kFp8Blocks;
     for (int block = 0; block < num_blocks; block += kBlocks) {
       BarrierWait(&s_.full[stage.index], stage.parity);
-      if constexpr (kAlone) BarrierWait(&s_.x_full[stage.index], stage.parity);
+      if constexpr (kExpandsAhead) BarrierWait(&s_.x_full[stage.index], stage.parity);
       if (block + kBlocks <= num_blocks) {
         MultiplyBlocks<kKind, kBlocks / 2>(self, stage.index, self.half(), d);
       } else {

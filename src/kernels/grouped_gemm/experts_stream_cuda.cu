@@ -1,6 +1,7 @@
 #include <type_traits>
 
 #include "base/check.h"
+#include "kernels/grouped_gemm/expert_activations.cuh"
 #include "kernels/grouped_gemm/expert_items.cuh"
 #include "kernels/grouped_gemm/expert_progress.cuh"
 #include "kernels/grouped_gemm/expert_stream.cuh"
@@ -49,7 +50,7 @@ __global__ void __launch_bounds__(Stream::kThreads, 1)
     } else if constexpr (kStartsEarly<Stream, Progress>) {
       AwaitInput(*p.plan.board, PlanLaunch(*p.plan.board));
     }
-    stream.FetchActivations(ItemActivations<Progress>(work, progress), warp == 19 ? 1 : 0);
+    ExpertActivations(stream).Fetch(ItemActivations<Progress>(work, progress), warp == 19 ? 1 : 0);
   } else if (warp == 18) {
     const Progress progress(p, work, rank);
     WaitForPredecessor();
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(Stream::kThreads, 1)
   } else if (warp == 20) {
     if constexpr (Stream::kNamesTokens) {
       // Else nothing would wait for this warp, and items be overwritten before it has read them.
-      if (work.are_apart()) stream.HandOverLanded();
+      if (work.are_apart()) ExpertActivations(stream).HandOverLanded();
     }
   } else {
     const Progress progress(p, work, rank);

@@ -269,11 +269,13 @@ class Fp4PairProducts {
  public:
   __device__ explicit Fp4PairProducts(int thread) : thread_(thread) {}  // of the warpgroup
 
-  template <typename EndLast>
+  template <typename AwaitX, typename EndLast>
   __device__ __forceinline__ void Begin(const std::byte* weights, const std::byte* x,
-                                        const float* x_scales, const EndLast& end_last) {
+                                        const float* x_scales, const AwaitX& await_x,
+                                        const EndLast& end_last) {
     const uint64_t b = SmemDescriptor(__shfl_sync(0xffffffffu, SharedAddress(x), 0));
     Expand(0, weights);
+    await_x();
     end_last();
     Multiply(0, b);
     Expand(1, weights);
