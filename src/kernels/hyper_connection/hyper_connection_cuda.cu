@@ -1,11 +1,11 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "kernels/collective/packets.cuh"
 #include "kernels/hyper_connection/boundary_large.h"
 #include "kernels/hyper_connection/gates.cuh"
 #include "kernels/hyper_connection/hyper_connection_cuda.h"
 #include "kernels/hyper_connection/milestone.cuh"
+#include "kernels/hyper_connection/output_quads.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/moe_route/moe_route_cuda.h"
 #include "kernels/numbered_words.cuh"
@@ -20,30 +20,7 @@ constexpr int kThreads = 384;
 constexpr int kWarps = kThreads / 32;
 constexpr int kS = kNumStreams;
 constexpr int kMaxColumnBlocks = 64;
-constexpr int kLoadedPairs = 8;                 // on their way at once
-constexpr int kAwaitedPairs = 6;                // likewise, of packets, which are twice as large
 constexpr int kCombMade = 1, kStreamsMade = 2;  // named barriers
-
-__device__ float4 WidenQuad(uint2 bits) {
-  const auto low = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits.x));
-  const auto high = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits.y));
-  return {low.x, low.y, high.x, high.y};
-}
-__device__ uint2 LoadBits(const __nv_bfloat16* p) { return *reinterpret_cast<const uint2*>(p); }
-__device__ void StoreQuad(__nv_bfloat16* p, float4 v) {
-  *reinterpret_cast<uint2*>(p) = {PackBf16(v.x, v.y), PackBf16(v.z, v.w)};
-}
-__device__ float4 RoundQuad(float4 v) {
-  return {RoundBf16(v.x), RoundBf16(v.y), RoundBf16(v.z), RoundBf16(v.w)};
-}
-__device__ float4 operator*(float a, float4 v) { return {a * v.x, a * v.y, a * v.z, a * v.w}; }
-__device__ float4 operator+(float4 a, float4 b) {
-  return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
-}
-__device__ float Dot(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
-
-// What each of several ranks has of the output.
-enum class Ranks { kAll, kColumns, kSumsOf2, kSumsOf4, kRows };
 
 // Warps of a block. Column warps have 128 columns of a token each, which stay in registers from the
 // streams' post to the norm: all that the sub-layer's input depends on is theirs, and pre's mixes
@@ -53,10 +30,7 @@ enum class Ranks { kAll, kColumns, kSumsOf2, kSumsOf4, kRows };
 template <bool kHead, Ranks kRanks, int kTokens>
 class Boundary {
  public:
-  static constexpr bool kAdds = kRanks == Ranks::kSumsOf2 || kRanks == Ranks::kSumsOf4;
-  static constexpr int kParts = kRanks == Ranks::kSumsOf4 ? 4 : 2;  // of sums
-  // Whether all ranks' predecessors send what the column warps await.
-  static constexpr bool kIsSent = kAdds || kRanks == Ranks::kRows;
+  static constexpr bool kIsSent = OutputQuads<kRanks>::kIsSent;
   static constexpr bool kTells = !kHead && kTokens == 1;
   static constexpr int kMixes = kHead ? kS : kNumMixes;
   static constexpr int kLate = kNumMixes - kS;  // mixes: post's and C's
@@ -235,112 +209,6 @@ class Boundary {
     NamedBarrierArrive(kCombMade, CombThreads());
   }
 
-  __device__ float4 Output(int64_t column) const {
-    const SublayerOutput& o = p_.output;
-    const uint2 own = LoadBits(o.y + Token(token_) * hidden_ + column);
-    if (o.pair_of == nullptr) return WidenQuad(own);
-    const int* const rows = s_.rows[warp()];
-    float4 sum{};
-    for (int first = 0; first < o.num_chosen; first += kLoadedPairs) {
-      uint2 pairs[kLoadedPairs] = {};
-#pragma unroll
-      for (int i = 0; i < kLoadedPairs; ++i) {
-        if (first + i >= o.num_chosen) break;
-        pairs[i] = LoadBits(o.y + int64_t{rows[first + i]} * hidden_ + column);
-      }
-#pragma unroll
-      for (const uint2 pair : pairs) sum = sum + WidenQuad(pair);
-    }
-    return RoundQuad(sum + WidenQuad(own));
-  }
-
-  // Four columns of the output: this rank's go to all others. Each is one thread's.
-  __device__ float4 GatheredOutput(int64_t column) const {
-    const PeerView& peers = p_.gather.exchange.peers;
-    const int owner = p_.gather.columns.OwnerOf(column);
-    const int64_t packet = (Row(token_) * hidden_ + column) / 4;
-    if (owner != peers.rank) return WidenQuad(ReceivePacket(peers, number_, packet, owner));
-    const float4 y = Output(column);
-    SendPacket(peers, number_, packet, {PackBf16(y.x, y.y), PackBf16(y.z, y.w)});
-    return y;
-  }
-
-  // look(): of which rank something is missing still; -1: nothing.
-  template <typename Look>
-  __device__ void Await(Look look) const {
-    constexpr int kLooks = 256;
-    Patience patience(p_.gather.exchange.peers, 0);
-    int looks = 0;
-    for (int missing; (missing = look()) >= 0;) {
-      // The predecessor may wait for another rank itself, which is then the one to be named.
-      if (++looks == kLooks) WaitForPredecessor();
-      if (looks > kLooks && !patience.Wait(missing)) return;
-    }
-  }
-
-  // Four columns of the output, of which all ranks' products send parts of the sums.
-  __device__ float4 AddedOutput(int64_t column) const {
-    const PeerView& peers = p_.gather.exchange.peers;
-    const int64_t packet = SumPacket(Row(token_), hidden_, column);
-    const uint2 tags = Tags(number_);
-    float4 parts[kParts];
-    Await([&] {
-      uint4 first[kParts], second[kParts];
-#pragma unroll
-      for (int r = 0; r < kParts; ++r) {
-        const uint4* const at = PacketAt(peers, peers.rank, r, number_, packet);
-        first[r] = LoadTogether(at);
-        second[r] = LoadTogether(at + 32);
-      }
-      int missing = -1;
-#pragma unroll
-      for (int r = 0; r < kParts; ++r) {
-        if (!HasTags(first[r], tags) || !HasTags(second[r], tags)) missing = r;
-        parts[r] = {__uint_as_float(first[r].x), __uint_as_float(first[r].z),
-                    __uint_as_float(second[r].x), __uint_as_float(second[r].z)};
-      }
-      return missing;
-    });
-    const float4 sum = parts[0] + parts[1];
-    return RoundQuad(kParts == 2 ? sum : sum + (parts[kParts - 2] + parts[kParts - 1]));
-  }
-
-  // Four columns of the only token's output, of which one rank sends the experts' rows.
-  __device__ float4 SentOutput(int64_t column) const {
-    const PeerView& peers = p_.gather.exchange.peers;
-    const int owner = p_.gather.columns.OwnerOf(column), num_chosen = p_.output.num_chosen;
-    const uint4* const from = PacketAt(peers, peers.rank, owner, number_, column / 4);
-    const uint2 tags = Tags(number_);
-    const int* const rows = s_.rows[warp()];
-    uint2 own{};
-    float4 sum{};
-    for (int first = 0; first < num_chosen; first += kAwaitedPairs) {
-      uint2 pairs[kAwaitedPairs];
-      Await([&] {
-        uint4 packets[kAwaitedPairs + 1];
-        packets[kAwaitedPairs] = LoadTogether(from);
-#pragma unroll
-        for (int i = 0; i < kAwaitedPairs; ++i) {
-          if (first + i < num_chosen) packets[i] = LoadTogether(from + rows[first + i]);
-        }
-        bool all = HasTags(packets[kAwaitedPairs], tags);
-        own = {packets[kAwaitedPairs].x, packets[kAwaitedPairs].z};
-#pragma unroll
-        for (int i = 0; i < kAwaitedPairs; ++i) {
-          if (first + i >= num_chosen) break;
-          all = all && HasTags(packets[i], tags);
-          pairs[i] = {packets[i].x, packets[i].z};
-        }
-        return all ? -1 : owner;
-      });
-#pragma unroll
-      for (int i = 0; i < kAwaitedPairs; ++i) {
-        if (first + i < num_chosen) sum = sum + WidenQuad(pairs[i]);
-      }
-    }
-    return RoundQuad(sum + WidenQuad(own));
-  }
-
   // x_k = b(post_k y + sum_j C[j][k] x_j), for this warp in registers, for others in shared memory.
   __device__ void Post() {
     if (p_.output.y == nullptr) {
@@ -349,10 +217,7 @@ class Boundary {
       float4 y{};
       const int64_t column = column0_ + column_;
       if (Exists(token_)) {
-        y = kAdds                       ? AddedOutput(column)
-            : kRanks == Ranks::kRows    ? SentOutput(column)
-            : kRanks == Ranks::kColumns ? GatheredOutput(column)
-                                        : Output(column);
+        y = OutputQuads<kRanks>(p_, Row(token_), Token(token_), s_.rows[warp()], number_)(column);
       }
       NamedBarrier(kCombMade, CombThreads());
       Mix(y);
