@@ -1,50 +1,25 @@
 #include <algorithm>
 #include <bit>
-#include <numeric>
 #include <type_traits>
-#include <vector>
 
 #include "base/check.h"
 #include "kernels/collective/packets.cuh"
 #include "kernels/gemm/gemm_large.h"
 #include "kernels/gemm/gemm_stream_cuda.h"
+#include "kernels/gemm/stream_deal.h"
 #include "kernels/gemm/weight_stream.cuh"
 #include "kernels/numbered_words.cuh"
 
 namespace fathom::kernels {
 namespace {
 
-constexpr int kMultiprocessors = 132;
 constexpr int64_t kWeightTileBytes = TileMatrixBytes(TileKind::kFp8);  // as of the other kinds here
-
-// How the work is dealt out. Problem after problem, 128 rows after 128 rows, tile of tokens after
-// tile of tokens are items, of two halves each: 64 rows. A cluster has the halves begin[cluster] to
-// begin[cluster + 1]; before these, where the first problem comes ahead of the others, ahead_each
-// of its items, as far as there are.
-struct Deal {
-  int first_item[kMaxGemmProblems + 1];
-  int token_tiles;
-  int num_clusters;
-  int split, split_log2;  // blocks of a cluster
-  int ahead_each;
-  uint16_t begin[kMultiprocessors + 1];
-  // Of each problem, so that a block can begin without divisions.
-  struct Shape {
-    int col_blocks, blocks_each, part_blocks;  // of a row, a block and a part
-    int row_blocks;                            // from a row tile of weights to the next one
-    int group_tiles;                           // row tiles of a group
-  } shapes[kMaxGemmProblems];
-};
-
-int BlocksEach(int64_t col_blocks, int split) {
-  return (static_cast<int>(col_blocks) + split - 1) / split;
-}
 
 // A cluster's items (weight_stream.cuh) of one or two halves.
 template <int kN, int kHalves, int kApart, bool kAhead>
 struct GemmItems {
   const CudaGemmParams& params;
-  const Deal& deal;
+  const StreamDeal& deal;
   int cluster, rank;
 
   // Whole items first: a half leaves half of a stage empty.
@@ -75,7 +50,7 @@ struct GemmItems {
     int index = 0;
     while (item >= deal.first_item[index + 1]) ++index;
     const GemmProblem& p = params.problems[index];
-    const Deal::Shape& shape = deal.shapes[index];
+    const StreamDeal::Shape& shape = deal.shapes[index];
     int pair = item - deal.first_item[index], token = 0;
     if (deal.token_tiles > 1) {
       token = pair % deal.token_tiles * kN;
@@ -261,7 +236,8 @@ constexpr int kMostBlocks = kIsSlim<Stream> && Stream::kTokens == 8 ? 4
 template <typename Stream, typename Exchange>
 __global__ void __launch_bounds__(kMostThreads<Stream>, kMostBlocks<Stream>)
     GemmStreamKernel(const __grid_constant__ CudaGemmParams params,
-                     const __grid_constant__ Deal deal, const __grid_constant__ Exchange exchange) {
+                     const __grid_constant__ StreamDeal deal,
+                     const __grid_constant__ Exchange exchange) {
   extern __shared__ __align__(1024) std::byte shared[];
   const int rank = static_cast<int>(blockIdx.x) & (deal.split - 1);
   Stream stream(*reinterpret_cast<typename Stream::Shared*>(shared), rank, deal.split_log2);
@@ -292,169 +268,6 @@ __global__ void __launch_bounds__(kMostThreads<Stream>, kMostBlocks<Stream>)
   }
 }
 
-// Slim products have so many parts of their columns, of whole stages, which any power of two of
-// blocks may share.
-constexpr int kSlimParts = 8;
-constexpr int64_t kMostSlimTokens = 64;  // of a rank's few rows
-
-bool IsSlim(const CudaGemmParams& params) {
-  const TiledMatrix& w = params.problems[0].w;
-  const int64_t blocks = w.matrix_col_blocks();
-  // As many parts as other products of few rows have.
-  const bool of_rank = params.few_rows && w.row_tiles() * kSlimParts <= kMultiprocessors;
-  return params.num_problems == 1 && params.num_tokens <= (of_rank ? kMostSlimTokens : 8) &&
-         w.kind == TileKind::kFp8 && blocks >= 64 && blocks % (2 * kSlimParts) == 0;
-}
-
-// Into how many parts it pays to cut columns of which the longest matrix has so many. The output
-// product's are cut into more than one GPU needs, for the few rows that its ranks have.
-int PartsThatPay(const CudaGemmParams& params, int64_t columns) {
-  const bool wide = params.problems[0].w.kind == TileKind::kFp8AsBf16;
-  const bool is_output = columns >= 8192 && !wide && params.num_problems == 1;
-  const int64_t tokens = params.num_tokens;
-  if (columns < 2048) return 1;
-  // Of Pro's input products a quarter of a row tile's columns is too much to be dealt out evenly.
-  if (columns >= 7168 && params.num_problems > 1 && tokens <= 16) return 8;
-  if (params.few_rows) return wide ? 4 : 8;
-  if (is_output) return tokens > 16 && tokens <= 32 ? 8 : 4;
-  return columns < 4096 || wide || tokens > 32 ? 2 : 4;
-}
-
-// Parts of the columns of whole matrices. The order of the sums depends on nothing but these
-// columns and the tokens, so that a rank's rows have the bits that they have in the whole matrix.
-int ColumnParts(const CudaGemmParams& params) {
-  if (params.many_rows) return 1;
-  if (IsSlim(params)) return kSlimParts;
-  int64_t most = 0;
-  for (int i = 0; i < params.num_problems; ++i) {
-    const TiledMatrix& w = params.problems[i].w;
-    most = std::max(most, w.matrix_col_blocks() * TileMatrixCols(w.kind));
-  }
-  int parts = PartsThatPay(params, most);
-  const auto have_columns = [&](const GemmProblem& p) {
-    const int64_t blocks = p.w.matrix_col_blocks();
-    return (parts - 1) * BlocksEach(blocks, parts) < blocks;
-  };
-  while (!std::all_of(params.problems, params.problems + params.num_problems, have_columns)) {
-    parts /= 2;
-  }
-  return parts;
-}
-
-// Those of the columns that there are.
-int OwnParts(const CudaGemmParams& params) {
-  const int parts = ColumnParts(params);
-  const TiledMatrix& w = params.problems[0].w;
-  if (w.is_whole()) return parts;
-  CHECK_EQ(params.num_problems, 1);
-  CHECK_EQ(w.col_blocks() * parts % w.matrix_col_blocks(), 0);
-  return static_cast<int>(w.col_blocks() * parts / w.matrix_col_blocks());
-}
-
-// As many blocks a row tile as leave a multiprocessor to each.
-int SlimSplit(const CudaGemmParams& params) {
-  int split = OwnParts(params);
-  while (split > 1 && params.problems[0].w.row_tiles() * split > kMultiprocessors) split /= 2;
-  return split;
-}
-
-// What a cluster can take: one or two halves of an item, and what they cost in column blocks.
-struct Piece {
-  int end;  // in halves
-  int cost;
-};
-
-std::vector<Piece> MakePieces(const CudaGemmParams& params, const Deal& deal, bool halves) {
-  std::vector<Piece> pieces;
-  for (int i = deal.ahead_each > 0 ? 1 : 0; i < params.num_problems; ++i) {
-    const GemmProblem& p = params.problems[i];
-    const int each = BlocksEach(p.w.col_blocks(), deal.split) + 1;  // and its end
-    for (int item = deal.first_item[i]; item < deal.first_item[i + 1]; ++item) {
-      const int64_t tile = 2 * int64_t{(item - deal.first_item[i]) / deal.token_tiles};
-      const bool has_second = tile + 1 < p.w.row_tiles();
-      const bool apart = halves && has_second && p.output != GemmOutput::kFp8Tiles;
-      if (apart) pieces.push_back({2 * item + 1, each});
-      pieces.push_back({2 * item + 2, apart || !has_second ? each : 2 * each});
-    }
-  }
-  return pieces;
-}
-
-// What the items cost that each cluster has ahead of the others.
-std::vector<int> CostsAhead(const CudaGemmParams& params, const Deal& deal, int max_clusters) {
-  std::vector<int> costs(static_cast<size_t>(max_clusters));
-  if (deal.ahead_each == 0) return costs;
-  const int each = 2 * (BlocksEach(params.problems[0].w.col_blocks(), deal.split) + 1);
-  for (int item = 0; item < deal.first_item[1]; ++item) {
-    costs[static_cast<size_t>(item / deal.ahead_each)] += each;
-  }
-  return costs;
-}
-
-// Fills clusters, which cost something before, one after another, none beyond `most`. False: that
-// is too little.
-bool Fill(const std::vector<Piece>& pieces, const std::vector<int>& costs, int most, Deal& deal) {
-  size_t cluster = 0;
-  int cost = costs[0];
-  uint16_t end = deal.begin[0];
-  for (const Piece& piece : pieces) {
-    while (cost + piece.cost > most) {
-      deal.begin[++cluster] = end;
-      if (cluster == costs.size()) return false;
-      cost = costs[cluster];
-    }
-    cost += piece.cost;
-    end = static_cast<uint16_t>(piece.end);
-  }
-  const auto is_ahead = [](int c) { return c > 0; };
-  const auto ahead = static_cast<size_t>(std::count_if(costs.begin(), costs.end(), is_ahead));
-  const size_t used = std::max(cluster + 1, ahead);
-  std::fill(deal.begin + cluster + 1, deal.begin + used + 1, end);
-  deal.num_clusters = static_cast<int>(used);
-  return true;
-}
-
-// The least that the cluster with most can have. Halves only where they make that less.
-// Slim products have only halves.
-Deal MakeDeal(const CudaGemmParams& params, int tokens_each, int split, int max_clusters,
-              bool slim) {
-  Deal deal{};
-  deal.token_tiles = static_cast<int>((params.num_tokens + tokens_each - 1) / tokens_each);
-  deal.split = split;
-  deal.split_log2 = std::countr_zero(static_cast<unsigned>(split));
-  for (int i = 0; i < kMaxGemmProblems; ++i) {
-    const int64_t tiles = i < params.num_problems ? params.problems[i].w.row_tiles() : 0;
-    deal.first_item[i + 1] =
-        deal.first_item[i] + static_cast<int>((tiles + 1) / 2) * deal.token_tiles;
-    if (i >= params.num_problems) continue;
-    const GemmProblem& p = params.problems[i];
-    deal.shapes[i] = {
-        .col_blocks = static_cast<int>(p.w.col_blocks()),
-        .blocks_each = BlocksEach(p.w.col_blocks(), split),
-        .part_blocks = BlocksEach(p.w.matrix_col_blocks(), params.x_is_early ? 1 : kSlimParts),
-        .row_blocks = static_cast<int>(p.w.matrix_col_blocks()),
-        .group_tiles = static_cast<int>(p.w.rows / kTileMatrixRows / p.groups)};
-  }
-  if (params.number.of_step != nullptr && !params.x_is_early) {
-    deal.ahead_each = (deal.first_item[1] + max_clusters - 1) / max_clusters;
-    deal.begin[0] = static_cast<uint16_t>(2 * deal.first_item[1]);
-  }
-  const std::vector<int> costs = CostsAhead(params, deal, max_clusters);
-  const std::vector<Piece> wholes = MakePieces(params, deal, false);
-  const std::vector<Piece> halves = MakePieces(params, deal, true);
-  int64_t total = std::accumulate(costs.begin(), costs.end(), int64_t{0});
-  for (const Piece& piece : wholes) total += piece.cost;
-  for (int most = static_cast<int>(total / max_clusters);; ++most) {
-    if (!slim && Fill(wholes, costs, most, deal)) return deal;
-    if (!Fill(halves, costs, most, deal)) continue;
-    // Here an odd row tile's item has no second half.
-    if (slim) {
-      deal.begin[deal.num_clusters] = static_cast<uint16_t>(params.problems[0].w.row_tiles());
-    }
-    return deal;
-  }
-}
-
 // At most a block for every multiprocessor: a cluster stays within a group of multiprocessors, and
 // these differ from GPU to GPU.
 template <typename Stream, typename Exchange = NoExchange>
@@ -482,7 +295,7 @@ void Run(const CudaGemmParams& params, int split, device::Stream& stream,
   const int room = is_beside ? kMultiprocessors / 2 / split : MostClusters<Stream, Exchange>(split);
   const int max_clusters =
       params.max_blocks == 0 ? room : std::min(room, params.max_blocks / split);
-  const Deal deal = MakeDeal(params, Stream::kTokens, split, max_clusters, kIsSlim<Stream>);
+  const StreamDeal deal = DealOut(params, Stream::kTokens, split, max_clusters, kIsSlim<Stream>);
   LaunchClusters(GemmStreamKernel<Stream, Exchange>,
                  static_cast<unsigned>(deal.num_clusters * deal.split),
                  static_cast<unsigned>(deal.split), Stream::kThreads, shared_bytes, stream, params,
