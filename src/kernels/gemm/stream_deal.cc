@@ -33,6 +33,15 @@ int PartsThatPay(const CudaGemmParams& params, int64_t columns) {
   return columns < 4096 || wide || tokens > 32 ? 2 : 4;
 }
 
+// Whether every one of so many parts has some, of all matrices.
+bool HaveColumns(const CudaGemmParams& params, int parts) {
+  for (int i = 0; i < params.num_problems; ++i) {
+    const int64_t blocks = params.problems[i].w.matrix_col_blocks();
+    if ((parts - 1) * BlocksEach(blocks, parts) >= blocks) return false;
+  }
+  return true;
+}
+
 // What a cluster can take: one or two halves of an item, and what they cost in column blocks.
 struct Piece {
   int end;  // in halves
@@ -111,13 +120,7 @@ int ColumnParts(const CudaGemmParams& params) {
     most = std::max(most, w.matrix_col_blocks() * TileMatrixCols(w.kind));
   }
   int parts = PartsThatPay(params, most);
-  const auto have_columns = [&](const GemmProblem& p) {
-    const int64_t blocks = p.w.matrix_col_blocks();
-    return (parts - 1) * BlocksEach(blocks, parts) < blocks;
-  };
-  while (!std::all_of(params.problems, params.problems + params.num_problems, have_columns)) {
-    parts /= 2;
-  }
+  while (!HaveColumns(params, parts)) parts /= 2;
   return parts;
 }
 
