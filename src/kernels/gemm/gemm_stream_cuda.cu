@@ -2,7 +2,6 @@
 #include <bit>
 #include <type_traits>
 
-#include "base/check.h"
 #include "kernels/collective/packets.cuh"
 #include "kernels/gemm/gemm_large.h"
 #include "kernels/gemm/gemm_stream_cuda.h"

@@ -4,6 +4,7 @@
 
 #include "kernels/collective/packets.cuh"
 #include "kernels/grouped_gemm/expert_stream.cuh"
+#include "kernels/quantize/quantize.cuh"
 
 namespace fathom::kernels {
 

@@ -26,8 +26,6 @@
 #include "kernels/gemm/weight_tiles.h"
 #include "kernels/grouped_gemm/expert_plan.cuh"
 #include "kernels/grouped_gemm/fp4_products.cuh"
-#include "kernels/launch.cuh"
-#include "kernels/quantize/quantize.cuh"
 #include "kernels/sm90.cuh"
 #include "kernels/tiles.cuh"
 
