@@ -89,8 +89,8 @@ class ExpertStream {
   static constexpr int kXBytes = kFp8X + (kSlim ? 1024 : kFp8Blocks * kFp8XBytes);
   static constexpr int kInboxTokens = kSlim ? 1 : kFp8Tokens;
   static constexpr int kItems = kStages + 6;  // more than a block has at hand
-  // Stages of weights that a block has on their way at once: more would hold up what blocks tell
-  // each other (docs/performance/experts.md).
+  // Stages of weights that a block has on their way at once. Three bring pairs' weights as soon as
+  // all would, and leave more to what blocks tell each other (docs/performance/experts.md).
   static constexpr int kOnTheirWay = kPairs ? 3 : kStages;
   static constexpr int kInboxRow = kRows + 4;  // without bank conflicts
 
